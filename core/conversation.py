@@ -1,0 +1,145 @@
+"""The conversation: messages, what the model is given and gives, and the one encoder that stores them.
+
+Decides: how a message becomes bytes and comes back equal. Does not: call a model. The failure it can cause: a body
+that cannot be decoded would make its run unresumable, so the encoder is total: it takes every str (NUL, lone
+surrogates), every float (NaN, infinities, -0.0) and ints of any size, as ASCII JSON text.
+"""
+
+import json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+
+class Spoken(BaseModel):
+    """A value of the conversation: frozen, and total (any JSON that a model may send)."""
+
+    model_config = ConfigDict(frozen=True)
+
+
+class ToolCall(Spoken):
+    """What the model asked for. *id* is the model's own and only carried along (ids such as "call_1" repeat).
+
+    *malformed*: the text that should have been JSON arguments and was not; such a call gets an error result.
+    """
+
+    id: str
+    tool: str
+    arguments: dict[str, Any]
+    malformed: str | None = None
+
+
+class ToolSpec(Spoken):
+    """A tool as the model sees it; *parameters* is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class Message(Spoken):
+    """One entry of the conversation. *call_id*: for role "tool", the model's id of the answered call.
+
+    *raw* is what a provider adapter must get back unchanged, byte for byte.
+    """
+
+    role: Literal["user", "assistant", "tool"]
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str | None = None
+    raw: bytes | None = None
+
+
+class ModelReply(Spoken):
+    """What a model call gave. No calls: the text is the answer. *input_tokens*: as the provider reported."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    spend_usd: Decimal = Decimal(0)
+    raw: bytes | None = None
+    input_tokens: int | None = None
+
+
+@runtime_checkable
+class Model(Protocol):
+    """The model port. It may also offer ``worst_case_usd(messages, tools, max_output_tokens) -> Decimal``."""
+
+    async def respond(
+        self, messages: list[Message], tools: list[ToolSpec], max_output_tokens: int
+    ) -> ModelReply:
+        """Return the next turn.
+
+        Raises: ModelUnavailable (worth another try), ModelRefused (it is not).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallKey:
+    """A call's identity within its run: seq of the model's message, position in it from 0."""
+
+    seq: int
+    position: int
+
+    def call_id(self, run_id: str) -> str:
+        """Return the id that tools see."""
+        return f"{run_id}:{self.seq}:{self.position}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message with its place. *answers*: the call that a role "tool" message answers."""
+
+    seq: int
+    message: Message
+    answers: CallKey | None = None
+
+
+def encode_body(message: Message) -> str:
+    """Return the stored text of a message (ASCII JSON; ``raw`` is stored beside it, untouched)."""
+    body: dict[str, Any] = {"role": message.role, "text": message.text}
+    if message.calls:
+        body["calls"] = [
+            {"id": c.id, "tool": c.tool, "arguments": c.arguments}
+            | ({"malformed": c.malformed} if c.malformed is not None else {})
+            for c in message.calls
+        ]
+    if message.call_id is not None:
+        body["call_id"] = message.call_id
+    return json.dumps(body, ensure_ascii=True, allow_nan=True, separators=(",", ":"))
+
+
+def decode_body(body: str, raw: bytes | None) -> Message:
+    """Return the message that ``encode_body`` stored."""
+    fields = json.loads(body)
+    return Message(
+        role=fields["role"],
+        text=fields["text"],
+        calls=tuple(ToolCall(**call) for call in fields.get("calls", ())),
+        call_id=fields.get("call_id"),
+        raw=raw,
+    )
+
+
+# A result beyond this many characters would crowd out the conversation and could never be paid for again each turn.
+RESULT_LIMIT = 60_000
+
+
+def result_text(value: JsonValue | Any) -> str:
+    """Return a tool's JSON value as the text the model gets, cut visibly beyond RESULT_LIMIT characters.
+
+    Raises: TypeError or ValueError when *value* is not a JSON value (also for circular ones).
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=True)
+    text.encode("utf-16-le", "surrogatepass")
+    if len(text) <= RESULT_LIMIT:
+        return text
+    note = f"… [cut: the result had {len(text)} characters, the first {RESULT_LIMIT} are shown]"
+    return text[:RESULT_LIMIT] + note
+
+
+def error_text(kind: str, reason: str, **more: JsonValue) -> str:
+    """Return the text of a result that is not the tool's own: ``{"error": kind, "reason": …}``."""
+    return json.dumps({"error": kind, "reason": reason, **more}, ensure_ascii=False)
