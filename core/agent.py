@@ -49,7 +49,8 @@ def problems(agent: Agent) -> list[str]:
     """List everything that keeps *agent* from starting, each with its fix; empty when it may start."""
     found: list[str] = []
     seen: set[str] = set()
-    for tool in agent.tools:
+    for given in agent.tools:
+        tool: object = given  # agents come from untyped modules too
         if not isinstance(tool, Tool):
             found.append(f"{tool!r} is not a core.Tool: subclass core.Tool[YourArguments] and pass an instance")
             continue
@@ -105,9 +106,8 @@ def policy_problems(policy: Approval) -> list[str]:
             found.append("by=() names nobody; give user ids")
         elif len(set(policy.by)) < policy.count and not policy.operators:
             found.append(f"count={policy.count} but by names only {len(set(policy.by))} people")
-        for user_id in policy.by:
-            if not re.fullmatch(r"[UW][A-Z0-9]{2,}", user_id):
-                found.append(f"by names {user_id!r}, which is no Slack user id (U… or W…)")
+        strangers = [user_id for user_id in policy.by if not re.fullmatch(r"[UW][A-Z0-9]{2,}", user_id)]
+        found += [f"by names {user_id!r}, which is no Slack user id (U… or W…)" for user_id in strangers]
     if policy.channel is not None and not re.fullmatch(r"[CGD][A-Z0-9]{2,}", policy.channel):
         found.append(f"channel={policy.channel!r} is no Slack channel id (C…)")
     return found

@@ -66,9 +66,7 @@ class ModelReply(Spoken):
 class Model(Protocol):
     """The model port. It may also offer ``worst_case_usd(messages, tools, max_output_tokens) -> Decimal``."""
 
-    async def respond(
-        self, messages: list[Message], tools: list[ToolSpec], max_output_tokens: int
-    ) -> ModelReply:
+    async def respond(self, messages: list[Message], tools: list[ToolSpec], max_output_tokens: int) -> ModelReply:
         """Return the next turn.
 
         Raises: ModelUnavailable (worth another try), ModelRefused (it is not).

@@ -234,10 +234,10 @@ class WorkerStore(Protocol):
     (``load`` with the same fence) before it acts.
     """
 
-    async def claim(self, worker_id: str, room: int, *, alone: bool = False) -> list[Claimed]:
+    async def claim(self, worker_id: str, room: int) -> list[Claimed]:
         """Claim up to *room* unclaimed runs, longest waiting first, ``for update skip locked``.
 
-        alone=False: only runs with crashes < 2 and recovery_attempts < 2... the others are claimed by ``claim_one``.
+        Only runs with crashes < 2 and recovery_attempts < 3; the others are claimed by ``claim_one``, alone.
         """
         ...
 
@@ -246,7 +246,7 @@ class WorkerStore(Protocol):
         ...
 
     async def to_be_alone(self, limit: int) -> list[str]:
-        """List unclaimed running runs that only a process of their own may claim (crashes >= 2 or attempts >= 2)."""
+        """List unclaimed running runs for a process of their own (crashes >= 2 or recovery_attempts >= 3)."""
         ...
 
     async def load(self, fence: Fence) -> RunView:
@@ -283,8 +283,15 @@ class WorkerStore(Protocol):
         ...
 
     async def rearm(
-        self, fence: Fence, batch: Batch, seen_news: int, suspension_id: str, token: str, note: str,
-        *, stay_running: bool = False,
+        self,
+        fence: Fence,
+        batch: Batch,
+        seen_news: int,
+        suspension_id: str,
+        token: str,
+        note: str,
+        *,
+        stay_running: bool = False,
     ) -> bool:
         """Open the same approved suspension again: new token, votes void, old expiry, same message; running ->
         suspended. Return False when it is past its expiry: it became expired instead, and the run stays running
@@ -296,16 +303,26 @@ class WorkerStore(Protocol):
         ...
 
     async def halt(
-        self, fence: Fence, batch: Batch, reason: HaltReason, closing: Closing,
-        settlements: Sequence[Settlement] = (), outcomes: Sequence[Outcome] = (),
+        self,
+        fence: Fence,
+        batch: Batch,
+        reason: HaltReason,
+        closing: Closing,
+        settlements: Sequence[Settlement] = (),
+        outcomes: Sequence[Outcome] = (),
     ) -> None:
         """running -> halted: its number goes up, stop_requested is cleared, open suspensions become stopped, the halt
         card is owed, unhandled mail goes back to the drain, the thread is free for a follow-up."""
         ...
 
     async def fail(
-        self, fence: Fence, batch: Batch, reason: str, closing: Closing,
-        settlements: Sequence[Settlement] = (), outcomes: Sequence[Outcome] = (),
+        self,
+        fence: Fence,
+        batch: Batch,
+        reason: str,
+        closing: Closing,
+        settlements: Sequence[Settlement] = (),
+        outcomes: Sequence[Outcome] = (),
     ) -> None:
         """running -> failed: intended actions become unknown, open suspensions stopped, cards settled, failure card
         and alert owed, mail back to the drain."""
@@ -359,8 +376,15 @@ class Desk(Protocol):
         ...
 
     async def decide(
-        self, suspension_id: str, token: str, digest: str | None, clicker: Clicker, *, approve: bool,
-        reason: str | None = None, worker_id: str | None = None,
+        self,
+        suspension_id: str,
+        token: str,
+        digest: str | None,
+        clicker: Clicker,
+        *,
+        approve: bool,
+        reason: str | None = None,
+        worker_id: str | None = None,
     ) -> Decided:
         """Record an approval (a vote, when more are needed), a decline, or an outcome's answer (approve=True: it
         happened). The authorizer has said yes already; this judges token, status, digest and time under the run's
@@ -384,8 +408,14 @@ class Desk(Protocol):
         ...
 
     async def continue_(
-        self, run_id: str, halt_number: int | None, by: Clicker, limits: Limits, scope: Scope | None,
-        worker_id: str | None, reason: str | None = None,
+        self,
+        run_id: str,
+        halt_number: int | None,
+        by: Clicker,
+        limits: Limits,
+        scope: Scope | None,
+        worker_id: str | None,
+        reason: str | None = None,
     ) -> Continued:
         """halted -> running with the granted limits, once per halt; logged as run.continued with by and the previous
         reason; retires the halt card. None: not halted, another halt number, or its thread has another live run."""
@@ -395,7 +425,9 @@ class Desk(Protocol):
         """Return a run by id, or None."""
         ...
 
-    async def runs(self, *, team_id: str | None, user_id: str | None, limit: int, states: Sequence[str] = ()) -> list[Run]:
+    async def runs(
+        self, *, team_id: str | None, user_id: str | None, limit: int, states: Sequence[str] = ()
+    ) -> list[Run]:
         """List runs, newest first."""
         ...
 
@@ -453,3 +485,160 @@ class Names(Protocol):
 
 
 Now = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRow:
+    """A leased delivery. *place* is unique per message, e.g. "card:<suspension>". *channel_id* "" = the alert channel.
+
+    *message_channel*, *message_ts*: the reference, once posted. *posting_age_s*: seconds since an earlier post began
+    whose outcome is unknown (None: no such post).
+    """
+
+    place: str
+    run_id: str | None
+    kind: str
+    ref: str
+    channel_id: str
+    thread_ts: str | None
+    version: int
+    delivered_version: int
+    message_channel: str | None
+    message_ts: str | None
+    posting_age_s: float | None
+    attempts: int
+    lease_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenderInputs:
+    """What a message is rendered from, read after leasing. *versus*: the older suspension that this one replaced.
+
+    *siblings*: the other suspensions of the run. *trace*: the last entries, oldest first. *content*: a notice's or
+    alert's own. *identical_success_at*: when the same owner's same call succeeded before. *answer*: the text of an
+    answer row. *links*: places -> (channel, ts) of other messages of this run.
+    """
+
+    run: Run | None
+    detail: str
+    doing: str
+    suspension: Suspension | None = None
+    versus: Suspension | None = None
+    siblings: tuple[Suspension, ...] = ()
+    trace: tuple[TraceEntry, ...] = ()
+    content: dict[str, Any] = field(default_factory=dict)
+    answer: str | None = None
+    identical_success_at: datetime | None = None
+    continuable: bool = False
+    links: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+class Outbox(Protocol):
+    """What Slack messages should show. Every write is fenced by the row's lease_token (False: the lease is lost)."""
+
+    async def take(self, limit: int, lease_s: float) -> list[OutboxRow]:
+        """Lease owed rows: cards and answers first, progress last."""
+        ...
+
+    async def render_inputs(self, row: OutboxRow) -> RenderInputs:
+        """Read what the row shows now; its version may be newer than the row's."""
+        ...
+
+    async def current_version(self, row: OutboxRow) -> int:
+        """Return the version wanted now; read BEFORE render_inputs so that what is rendered is at least as new."""
+        ...
+
+    async def posting(self, row: OutboxRow) -> bool:
+        """Store that a post is about to be sent."""
+        ...
+
+    async def delivered(self, row: OutboxRow, version: int, channel: str, ts: str) -> bool:
+        """Store the reference and that *version* stands there."""
+        ...
+
+    async def retry(self, row: OutboxRow, error: str, delay_s: float, *, absent: bool = False) -> bool:
+        """Give the lease back; due again in *delay_s*. *absent*: an unknown post is known not to exist."""
+        ...
+
+    async def refused(self, row: OutboxRow, error: str) -> bool:
+        """Slack said no for good: never tried again; an alert is owed (once)."""
+        ...
+
+    async def reserve(self, team_id: str, channel_id: str, method: str, per_s: float) -> float:
+        """Book the next request of that kind; return the seconds to wait before it goes out."""
+        ...
+
+    async def back_off(self, team_id: str, channel_id: str, method: str, seconds: float) -> None:
+        """Slack asked for a pause of that kind, by all replicas."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InboundEvent:
+    """A Slack event as the inbox stores it, before the ack. *thread_ts*: the parent's ts (its own, at top level)."""
+
+    event_id: str
+    kind: str
+    team_id: str
+    channel_id: str
+    ts: str
+    thread_ts: str
+    user_id: str
+    text: str
+    payload: dict[str, Any]
+
+
+class Inbox(Protocol):
+    """Where events go before they are acked."""
+
+    async def put(self, event: InboundEvent) -> bool:
+        """Store the event; False when it is there already. Raises StoreUnavailable: do not ack."""
+        ...
+
+
+class Voice(Protocol):
+    """The words that the drain says in a thread; one place (bot/texts.py), one voice. All plain mrkdwn-free text."""
+
+    def help(self, examples: Sequence[str]) -> str:
+        """Return what Atlas can do."""
+        ...
+
+    def text_never_approves(self, run: Run, link: str | None) -> str:
+        """Answer a bare assent while a run waits for a click."""
+        ...
+
+    def runs(self, runs: Sequence[Run]) -> str:
+        """List runs."""
+        ...
+
+    def pending(self, pending: Sequence[tuple[Suspension, Run]]) -> str:
+        """List what waits for the asker."""
+        ...
+
+    def show(self, view: RunView) -> str:
+        """Describe one run."""
+        ...
+
+    def not_found(self) -> str:
+        """Say that there is no such run (also to people whose run it is not)."""
+        ...
+
+    def continued(self, run: Run) -> str | None:
+        """Acknowledge a continue in words (None: the progress line says it)."""
+        ...
+
+    def stopped(self, stopped: Stopped) -> str | None:
+        """Acknowledge a stop in words."""
+        ...
+
+    def could_not_start(self, why: str) -> str:
+        """Say that the person's permissions could not be checked and that Atlas keeps trying."""
+        ...
+
+    def parked(self, why: str) -> str:
+        """Say that Atlas gave up on a message, and what to do."""
+        ...
+
+    def nothing_to_continue(self) -> str:
+        """Say that no halted run is there to continue."""
+        ...

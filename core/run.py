@@ -5,8 +5,9 @@ transaction each; a test holds its SQL against this table). The failure it can c
 told apart from a defect.
 """
 
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -233,6 +234,9 @@ class Mail:
     user_id: str
 
 
+NEVER = datetime.min.replace(tzinfo=UTC)
+
+
 @dataclass(frozen=True, slots=True)
 class RunView:
     """Everything that the next act depends on, as one read saw it.
@@ -242,18 +246,17 @@ class RunView:
     """
 
     run: Run
-    messages: tuple[StoredMessage, ...]
+    messages: Sequence[StoredMessage]
     suspensions: tuple[Suspension, ...] = ()
     actions: tuple[Action, ...] = ()
     mail: tuple[Mail, ...] = ()
-    now: datetime = field(default_factory=lambda: datetime.min)
+    now: datetime = NEVER
 
 
 def diagram() -> str:
     """Return the table of moves as a Mermaid state diagram; docs/architecture.md carries it and a test compares."""
     lines = ["stateDiagram-v2"]
     for move in MOVES:
-        for source in move.sources:
-            lines.append(f"    {source.value if source else '[*]'} --> {move.target.value}: {move.name}")
+        lines += [f"    {source or '[*]'} --> {move.target}: {move.name}" for source in move.sources]
     lines += ["    answered --> [*]", "    failed --> [*]"]
     return "\n".join(lines)
