@@ -198,8 +198,8 @@ async def test_a_stale_file_that_names_a_living_stranger_does_not_block_the_star
     stale = pid_file.read_text().splitlines()
     await first.stop()
     owner = (directory / "postgres/pgdata").stat()
-    switch = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
-    stranger = subprocess.Popen(["sleep", "600"], **switch)  # of the server's own user: PostgreSQL believes others dead
+    user = owner.st_uid if os.geteuid() == 0 else None
+    stranger = subprocess.Popen(["sleep", "600"], user=user)  # the server's own user: PostgreSQL disregards others
     try:
         pid_file.write_text("\n".join([str(stranger.pid), *stale[1:]]) + "\n")
         os.chown(pid_file, owner.st_uid, owner.st_gid)

@@ -1,0 +1,176 @@
+"""What every test shares: a real PostgreSQL, a database of its own cloned from a migrated template, and no network.
+
+One server a session: DATABASE_URL when set (its role must be allowed to create databases), else an embedded one in a
+temporary directory. `database` is a fresh, migrated database; a test that leaves a connection open in it fails.
+"""
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from ipaddress import ip_address
+from itertools import count
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+import psutil
+import pytest
+
+from storage.embedded import start_embedded
+from storage.migrate import migrate
+
+_LOCAL_NAMES = {None, "", "localhost", b"localhost"}
+_CONNECTIONS_GONE_S = 10.0
+_numbers = count(1)
+
+
+# ---- the world is out of reach -------------------------------------------------------------------------------------
+
+
+def _is_local(host: object) -> bool:
+    if host in _LOCAL_NAMES:
+        return True
+    try:
+        return ip_address(host.decode() if isinstance(host, bytes) else str(host)).is_loopback
+    except ValueError:
+        return False
+
+
+def _loopback_only(event: str, arguments: tuple[object, ...]) -> None:
+    host: object = None
+    if event in {"socket.connect", "socket.sendto"}:
+        address = arguments[1]
+        host = address[0] if isinstance(address, tuple) else None  # a str or bytes is a Unix-domain socket's path
+    elif event in {"socket.getaddrinfo", "socket.gethostbyname"}:
+        host = arguments[0]
+    if not _is_local(host):
+        pytest.fail(f"{event} to {host!r}: tests reach this machine only")
+
+
+sys.addaudithook(_loopback_only)
+
+
+# ---- PostgreSQL ----------------------------------------------------------------------------------------------------
+
+
+def with_database(dsn: str, name: str) -> str:
+    """Return the same DSN with another database."""
+    parts = urlsplit(dsn)
+    if not parts.scheme:
+        raise ValueError("DATABASE_URL must be a postgresql:// URI for the tests")
+    return urlunsplit(parts._replace(path=f"/{name}"))
+
+
+async def _admin(dsn: str, *statements: str) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+        for statement in statements:
+            await connection.execute(statement)
+    finally:
+        await connection.close()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """DSN of the session's server, for making databases."""
+    given = os.environ.get("DATABASE_URL")
+    if given:
+        yield given
+        return
+    # Directly under /tmp and passable, so that the server's own user reaches it when the tests run as root.
+    directory = Path(tempfile.mkdtemp(prefix="atlas-tests-", dir="/tmp"))
+    directory.chmod(0o711)
+    # Tests kill processes, never the host, so they need no fsync; max_connections leaves room for real processes.
+    server = asyncio.run(start_embedded(directory, settings={"fsync": "off", "max_connections": "300"}))
+    try:
+        yield server.dsn
+    finally:
+        asyncio.run(server.stop())
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def template(postgres: str) -> Iterator[str]:
+    """Name of a database migrated once per session and used by nobody, to be cloned."""
+    name = f"atlas_template_{os.getpid()}"
+    asyncio.run(_admin(postgres, f'drop database if exists "{name}"', f'create database "{name}"'))
+    asyncio.run(migrate(with_database(postgres, name)))
+    yield name
+    asyncio.run(_admin(postgres, f'drop database if exists "{name}"'))
+
+
+@pytest.fixture
+async def database(postgres: str, template: str) -> AsyncIterator[str]:
+    """DSN of a migrated database of this test's own."""
+    async for dsn in _own_database(postgres, f'template "{template}" strategy file_copy'):
+        yield dsn
+
+
+@pytest.fixture
+async def empty_database(postgres: str) -> AsyncIterator[str]:
+    """DSN of a database of this test's own with nothing in it."""
+    async for dsn in _own_database(postgres, "template template0"):
+        yield dsn
+
+
+async def _own_database(postgres: str, how: str) -> AsyncIterator[str]:
+    name = f"atlas_test_{os.getpid()}_{next(_numbers)}"
+    admin = await asyncpg.connect(postgres)
+    try:
+        await admin.execute(f'create database "{name}" {how}')
+        yield with_database(postgres, name)
+        left = await _connections_left(admin, name)
+        await admin.execute(f'drop database "{name}" with (force)')
+        if left:
+            pytest.fail(f"connections left open: {left}")
+    finally:
+        await admin.close()
+
+
+async def _connections_left(admin: "asyncpg.Connection[asyncpg.Record]", name: str) -> list[str]:
+    """Return what is still connected once killed processes' connections had time to go."""
+    left: list[str] = []
+    for _ in range(int(_CONNECTIONS_GONE_S / 0.02)):
+        rows = await admin.fetch(
+            "select pid, application_name, state, query from pg_stat_activity where datname = $1 and backend_type = $2",
+            name,
+            "client backend",
+        )
+        left = [str(dict(row)) for row in rows]
+        if not left:
+            break
+        await asyncio.sleep(0.02)
+    return left
+
+
+@pytest.fixture
+async def pool(database: str) -> "AsyncIterator[asyncpg.Pool[asyncpg.Record]]":
+    """A pool of connections to this test's own database."""
+    async with asyncpg.create_pool(database, min_size=1, max_size=10) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def connection(database: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
+    """One connection to this test's own database."""
+    opened = await asyncpg.connect(database)
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+# ---- nothing is left behind ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    yield
+    own = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    # The session's PostgreSQL may stop after this check; everything else must have been ended by its test.
+    left = [child for child in own if "embedded_keeper" not in " ".join(child.cmdline()) and child.name() != "postgres"]
+    if left:
+        pytest.fail(f"processes left running: {[' '.join(child.cmdline()) for child in left]}")

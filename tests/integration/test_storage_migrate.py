@@ -1,0 +1,134 @@
+"""Migrations: forward only, once each, in order, by however many replicas at once."""
+
+import asyncio
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from core.errors import InvariantBroken, StoreUnavailable
+from storage.migrate import (
+    Migration,
+    MigrationFailed,
+    SchemaChanged,
+    SchemaTooNew,
+    load_migrations,
+    migrate,
+    pending,
+    schema_version,
+)
+
+
+def migration(number: int, text: str) -> Migration:
+    return Migration(number, f"step_{number}", text, hashlib.sha256(text.encode()).hexdigest())
+
+
+FIRST = migration(1, "create table one (id int primary key); create table two (id int primary key);")
+SECOND = migration(2, "alter table one add column name text not null default ''")
+BROKEN = migration(2, "create table half (id int); select no_such_function()")
+
+
+async def connect(dsn: str) -> "asyncpg.Connection[asyncpg.Record]":
+    return await asyncpg.connect(dsn)
+
+
+async def test_a_new_database_gets_every_migration_in_order_and_a_second_run_does_nothing(empty_database: str) -> None:
+    assert await migrate(empty_database, migrations=(FIRST, SECOND)) == (FIRST, SECOND)
+    assert await migrate(empty_database, migrations=(FIRST, SECOND)) == ()
+    connection = await connect(empty_database)
+    try:
+        await connection.execute("insert into one (id) values (1)")
+        rows = await connection.fetch("select number, name, checksum from schema_migrations order by number")
+        assert [tuple(row) for row in rows] == [(m.number, m.name, m.checksum) for m in (FIRST, SECOND)]
+        assert await schema_version(connection) == 2
+    finally:
+        await connection.close()
+
+
+async def test_only_what_is_missing_is_applied(empty_database: str) -> None:
+    await migrate(empty_database, migrations=(FIRST,))
+    connection = await connect(empty_database)
+    try:
+        assert await pending(connection, migrations=(FIRST, SECOND)) == (SECOND,)
+        assert await migrate(empty_database, migrations=(FIRST, SECOND)) == (SECOND,)
+        assert await pending(connection, migrations=(FIRST, SECOND)) == ()
+    finally:
+        await connection.close()
+
+
+async def test_a_database_never_migrated_has_version_0_and_everything_pending(empty_database: str) -> None:
+    connection = await connect(empty_database)
+    try:
+        assert await schema_version(connection) == 0
+        assert await pending(connection, migrations=(FIRST, SECOND)) == (FIRST, SECOND)
+    finally:
+        await connection.close()
+
+
+async def test_replicas_that_migrate_at_once_apply_each_file_once(empty_database: str) -> None:
+    results = await asyncio.gather(*(migrate(empty_database, migrations=(FIRST, SECOND)) for _ in range(6)))
+    assert sorted(m.number for applied in results for m in applied) == [1, 2]
+
+
+async def test_a_failing_migration_leaves_nothing_of_itself_and_all_before_it(empty_database: str) -> None:
+    with pytest.raises(MigrationFailed, match=r"0002_step_2 .*no_such_function") as caught:
+        await migrate(empty_database, migrations=(FIRST, BROKEN))
+    assert caught.value.number == 2
+    connection = await connect(empty_database)
+    try:
+        assert await schema_version(connection) == 1
+        assert await connection.fetchval("select to_regclass('half')") is None
+        assert await connection.fetchval("select to_regclass('two')") is not None
+    finally:
+        await connection.close()
+    assert await migrate(empty_database, migrations=(FIRST, SECOND)) == (SECOND,)
+
+
+async def test_an_edited_migration_is_refused_before_anything_runs(empty_database: str) -> None:
+    await migrate(empty_database, migrations=(FIRST,))
+    edited = replace(FIRST, checksum="0" * 64)
+    with pytest.raises(SchemaChanged, match="0001_step_1"):
+        await migrate(empty_database, migrations=(edited, SECOND))
+    connection = await connect(empty_database)
+    try:
+        with pytest.raises(SchemaChanged):
+            await pending(connection, migrations=(edited, SECOND))
+        assert await schema_version(connection) == 1
+    finally:
+        await connection.close()
+
+
+async def test_an_older_release_does_not_migrate_but_finds_nothing_pending_on_a_newer_schema(
+    empty_database: str,
+) -> None:
+    await migrate(empty_database, migrations=(FIRST, SECOND))
+    with pytest.raises(SchemaTooNew, match="schema 2, this release knows up to 1"):
+        await migrate(empty_database, migrations=(FIRST,))
+    connection = await connect(empty_database)
+    try:
+        assert await pending(connection, migrations=(FIRST,)) == ()
+    finally:
+        await connection.close()
+
+
+async def test_a_database_that_cannot_be_reached_is_a_typed_error_without_the_password() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        await migrate("postgresql://someone:hunter2@127.0.0.1:1/nowhere", migrations=(FIRST,))
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_the_shipped_migrations_are_what_a_cloned_database_has(
+    connection: "asyncpg.Connection[asyncpg.Record]",
+) -> None:
+    assert await pending(connection) == ()
+    assert await schema_version(connection) == len(load_migrations())
+
+
+@pytest.mark.parametrize("names", [["0001_a.sql", "0003_b.sql"], ["0001_a.sql", "0001_b.sql"], ["1_a.sql"]])
+def test_gaps_doubles_and_odd_names_are_refused(tmp_path: Path, names: list[str]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("select 1")
+    with pytest.raises(InvariantBroken):
+        load_migrations(tmp_path)
