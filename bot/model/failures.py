@@ -5,9 +5,9 @@ failure it can cause: a billed call taken for a free one would let a run spend m
 as billed.
 """
 
+import logging
 import math
 
-import httpx2
 from pydantic_ai.exceptions import (
     ContentFilterError,
     ModelAPIError,
@@ -18,12 +18,13 @@ from pydantic_ai.exceptions import (
     ModelRequestTimeout,
     ModelServerError,
     ModelUnavailableError,
-    UnexpectedModelBehavior,
     UserError,
 )
 
 from bot.model.replay import visible
 from core.errors import ModelRefused, ModelUnavailable
+
+log = logging.getLogger(__name__)
 
 # Statuses after which the provider may have worked, and billed, although we got no reply.
 LATE_STATUSES = frozenset({408, 499, 504, 524})
@@ -47,12 +48,13 @@ def sorted_error(error: Exception) -> ModelUnavailable | ModelRefused:
         return ModelRefused(words)
     if isinstance(error, ModelRateLimitError | ModelUnavailableError | ModelServerError):
         return ModelUnavailable(words, retry_after_s=_seconds(error), charged=True)
-    if isinstance(error, ModelAPIError | ContentFilterError | UserError):
+    undecoded = isinstance(error, ModelAPIError) and isinstance(error.__cause__, ValueError)
+    if isinstance(error, ModelAPIError | ContentFilterError | UserError) and not undecoded:
         return ModelRefused(words)
-    if isinstance(error, UnexpectedModelBehavior | httpx2.HTTPError | ValueError):
-        # An answer came, and was perhaps paid for, but it cannot be read: a cut connection, a proxy's page.
-        return ModelUnavailable(f"the provider's answer cannot be read: {words}", charged=True)
-    return ModelRefused(words)
+    # An answer came, and was perhaps paid for, but it cannot be read: a cut body, a proxy's page. The SDKs check
+    # nothing and trip over such answers with errors of any type, so the traceback is kept for whoever looks.
+    log.warning("a provider's answer could not be read", exc_info=error)
+    return ModelUnavailable(f"the provider's answer cannot be read: {words}", charged=True)
 
 
 def _words(error: Exception) -> str:

@@ -10,9 +10,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
-import httpx2
 from pydantic_ai.direct import model_request
-from pydantic_ai.exceptions import AgentRunError, UserError
+from pydantic_ai.exceptions import UserError
 from pydantic_ai.models import Model as Client
 from pydantic_ai.models import ModelRequestParameters, infer_model
 from pydantic_ai.providers import Provider, infer_provider, infer_provider_class
@@ -99,7 +98,7 @@ class ProviderModel:
             response = await model_request(
                 self._client, history, model_settings=settings, model_request_parameters=parameters, instrument=False
             )
-        except (AgentRunError, UserError, httpx2.HTTPError, ValueError) as error:
+        except Exception as error:  # the SDKs raise errors of any type on answers they cannot read
             raise sorted_error(error) from error
         calls = settle_calls(response)
         response.metadata = {
