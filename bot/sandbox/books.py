@@ -34,9 +34,11 @@ create table if not exists outbox (seq integer primary key autoincrement, body t
 _CENT = Decimal("0.01")
 _MOST_PIECES = 1_000_000
 _MOST_LINES = 50
+# People write "Baker and Sons, Inc." for Baker & Sons; these words tell no two accounts apart.
+_FILLERS = frozenset({"and", "&", "the", "inc", "inc.", "co", "co.", "llc", "ltd", "ltd."})
 
 
-class Rejected(Exception):  # noqa: N818 - it is an answer, named as people say it
+class Rejected(Exception):
     """A request the CRM did not carry out; nothing was changed.
 
     ``status`` is the HTTP status, ``error`` a word for programs, the message one for people.
@@ -104,7 +106,9 @@ class Books:
     def find_accounts(self, query: str) -> list[Json]:
         """Return the accounts whose id equals the query or whose name has each of its words."""
         wanted = query.strip().casefold()
-        words = wanted.split()
+        words = [word for word in wanted.split() if word not in _FILLERS]
+        if wanted and not words:
+            return []
         return [
             self.account(account["id"])
             for account in self._all("account")

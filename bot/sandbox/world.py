@@ -87,9 +87,9 @@ _SKUS: Final = (
 
 _PEOPLE: Final = (
     (RITA, "Rita Reyes", "inside_sales"),
-    (MARCUS, "Marcus Hale", "inside_sales"),
+    (MARCUS, "Marcus Hale", "manager"),
     (VERA, "Vera Lindqvist", "viewer"),
-    (OSKAR, "Oskar Ops", "manager"),
+    (OSKAR, "Oskar Ops", "viewer"),
 )
 
 

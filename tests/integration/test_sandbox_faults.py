@@ -45,7 +45,7 @@ async def get(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
 
 async def eventually(holds: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
     async with asyncio.timeout(within_s):
-        while not await holds():  # noqa: ASYNC110 - polls a service over its socket
+        while not await holds():
             await asyncio.sleep(0.01)
 
 
