@@ -1,0 +1,316 @@
+"""What the desk does next, conversation by conversation; results are those that the loop and the CRM give."""
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from bot.desk import make_agent
+from bot.desk.conversation import Outcome, turns
+from bot.desk.model import ScriptedModel
+from core import Message, ModelReply, ToolCall
+from core.conversation import error_text
+
+SPECS = make_agent("http://127.0.0.1:9").specs()
+HENDERSON = {
+    "id": "4471",
+    "name": "Henderson Manufacturing",
+    "city": "Dayton, OH",
+    "tier": "gold",
+    "discount_percent": "10",
+    "owner": "rita@x.example",
+    "contact": {"name": "Dana", "email": "dana@x.example"},
+    "credit_hold": None,
+}
+BAKERS = [{**HENDERSON, "id": "4472", "name": "Baker Steel Works"}, {**HENDERSON, "id": "4475", "name": "Baker & Sons"}]
+QUOTE = {
+    "number": "Q-1042",
+    "status": "draft",
+    "account_id": "4471",
+    "account_name": "Henderson Manufacturing",
+    "currency": "USD",
+    "lines": [{"sku": "SKU-4411", "name": "Coupling", "quantity": 200, "unit_price": "48.50", "amount": "9700.00"}],
+    "subtotal": "9700.00",
+    "discount_percent": "10",
+    "discount": "970.00",
+    "total": "8730.00",
+    "sent_to": None,
+}
+SENT = {**QUOTE, "status": "sent", "sent_to": "dana@x.example"}
+ASK = "draft and send a quote for Henderson, 200 of SKU-4411"
+
+
+class Talk:
+    """A conversation with the scripted model; results are given by hand, as the loop would."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.reply = ModelReply()
+
+    async def says(self, text: str) -> "Talk":
+        self.messages.append(Message(role="user", text=text))
+        return await self._next()
+
+    async def gets(self, value: Any) -> "Talk":
+        """Give the pending call its result: JSON of a tool, or the text of an error."""
+        text = value if isinstance(value, str) else json.dumps(value)
+        self.messages.append(Message(role="tool", text=text, call_id=self.reply.calls[0].id))
+        return await self._next()
+
+    async def _next(self) -> "Talk":
+        self.reply = await ScriptedModel().respond(self.messages, SPECS, 1000)
+        self.messages.append(Message(role="assistant", text=self.reply.text, calls=self.reply.calls))
+        return self
+
+    def call(self) -> tuple[str, dict[str, Any]] | None:
+        return (self.reply.calls[0].tool, self.reply.calls[0].arguments) if self.reply.calls else None
+
+    async def until_send(self) -> "Talk":
+        await self.says(ASK)
+        await self.gets({"accounts": [HENDERSON], "found": 1})
+        return await self.gets(QUOTE)
+
+
+SEND = ("send_quote", {"quote_id": "Q-1042", "account_id": "4471"})
+
+
+async def test_find_then_draft_then_send_then_say_what_was_sent() -> None:
+    talk = await Talk().says(ASK)
+    assert talk.call() == ("find_account", {"query": "Henderson"})
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 200}]})
+    await talk.gets(QUOTE)
+    assert talk.call() == SEND
+    await talk.gets(SENT)
+    assert talk.call() is None
+    assert "Q-1042" in talk.reply.text
+    assert "was sent to dana@x.example" in talk.reply.text
+    assert "8,730.00 USD" in talk.reply.text
+
+
+async def test_without_send_it_stops_at_the_draft_and_says_that_it_was_not_sent() -> None:
+    talk = await Talk().says("draft a quote for Henderson, 200 of SKU-4411")
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    await talk.gets(QUOTE)
+    assert talk.call() is None
+    assert "not sent" in talk.reply.text
+
+
+async def test_an_ambiguous_account_is_asked_back_and_the_choice_is_understood() -> None:
+    talk = await Talk().says("quote for Baker, 20 of SKU-4413")
+    await talk.gets({"accounts": BAKERS, "found": 2})
+    assert talk.call() is None
+    assert "Baker Steel Works (4472)" in talk.reply.text
+    await talk.says("the second one")
+    assert talk.call() == ("find_account", {"query": "4475"})
+    await talk.gets({"accounts": [BAKERS[1]], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4475", "lines": [{"sku": "SKU-4413", "quantity": 20}]})
+
+
+async def test_a_missing_account_or_missing_lines_are_asked_for_before_anything_is_called() -> None:
+    talk = await Talk().says("draft and send a quote for 200 of SKU-4411")
+    assert talk.call() is None
+    assert "Which account" in talk.reply.text
+    await talk.says("Henderson")
+    assert talk.call() == ("find_account", {"query": "Henderson"})
+
+    talk = await Talk().says("draft a quote for Henderson")
+    assert talk.call() is None
+    assert "quantities and items" in talk.reply.text
+    await talk.says("200 of SKU-4411")
+    assert talk.call() == ("find_account", {"query": "Henderson"})
+
+
+async def test_an_unknown_account_is_said_and_nothing_is_drafted() -> None:
+    talk = await Talk().says("draft a quote for Nobody, 200 of SKU-4411")
+    await talk.gets({"accounts": [], "found": 0})
+    assert talk.call() is None
+    assert "no account like “Nobody”" in talk.reply.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "said"),
+    [
+        ("declined_by_user", "too expensive", "was declined, so quote Q-1042 was not sent"),
+        ("refused", "account on credit hold since 2025-01-02: overdue", "account on credit hold since 2025-01-02"),
+        ("not_permitted", "your permissions changed", "not permitted"),
+        ("could_not_check", "could not check your permissions", "could not be checked"),
+        ("outcome_unknown", "the connection broke", "I can't tell whether quote Q-1042 was sent"),
+        ("tool_failed", "the CRM can't be reached", "did not work: the CRM can't be reached"),
+        ("superseded", "not executed", "replaced by a newer instruction, so quote Q-1042 was not sent"),
+        ("a_word_of_next_year", "something new", "in a way that I can't judge: something new"),
+        ("result_not_storable", "it was done, but", "in a way that I can't judge: it was done"),
+    ],
+)
+async def test_what_came_of_a_send_is_told_in_plain_words_and_never_repeated(kind: str, reason: str, said: str) -> None:
+    talk = await Talk().until_send()
+    await talk.gets(error_text(kind, reason))
+    assert talk.call() is None
+    assert said in talk.reply.text
+    assert "was sent to" not in talk.reply.text
+
+
+async def test_a_decline_repeats_the_reason_that_came_with_it() -> None:
+    talk = await Talk().until_send()
+    await talk.gets(error_text("declined_by_user", "too expensive"))
+    assert "too expensive" in talk.reply.text
+
+
+@pytest.mark.parametrize("kind", ["not_executed_budget", "expired", "stopped"])
+async def test_after_a_continue_what_was_not_executed_is_asked_for_again_but_not_for_ever(kind: str) -> None:
+    talk = await Talk().until_send()
+    for _ in range(3):
+        await talk.gets(error_text(kind, "not executed"))
+        assert talk.call() == SEND
+    await talk.gets(error_text(kind, "not executed"))
+    assert talk.call() is None
+    assert "was not sent" in talk.reply.text
+
+
+async def test_after_an_unknown_outcome_asking_again_looks_first_and_does_not_send() -> None:
+    talk = await Talk().until_send()
+    await talk.gets(error_text("outcome_unknown", "outcome unknown, do not repeat it"))
+    await talk.says("send it again?")
+    assert talk.call() == ("find_quote", {"quote_id": "Q-1042"})
+    await talk.gets({"quotes": [SENT], "found": 1})
+    assert talk.call() is None
+    assert "I will not repeat it" in talk.reply.text
+    assert "sent to dana@x.example" in talk.reply.text
+
+
+async def test_an_unknown_draft_is_not_repeated_in_a_later_turn() -> None:
+    talk = await Talk().says(ASK)
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    await talk.gets(error_text("outcome_unknown", "no answer"))
+    assert "I can't tell whether the quote for account 4471 was drafted" in talk.reply.text
+    await talk.says(ASK)
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("find_quote", {"account_id": "4471"})
+    await talk.gets({"quotes": [QUOTE], "found": 1})
+    assert talk.call() is None
+    assert "I will not repeat it" in talk.reply.text
+
+
+async def test_a_person_may_ask_again_after_a_decline_and_a_new_card_decides() -> None:
+    talk = await Talk().until_send()
+    await talk.gets(error_text("declined_by_user", ""))
+    await talk.says("send it again?")
+    await talk.gets({"quotes": [QUOTE], "found": 1})
+    assert talk.call() == SEND
+
+
+async def test_another_quantity_makes_a_new_quote_for_the_same_account() -> None:
+    talk = await Talk().until_send()
+    await talk.gets(SENT)
+    await talk.says("now 300 of them")
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 300}]})
+    await talk.gets({**QUOTE, "number": "Q-1043"})
+    assert talk.call() == ("send_quote", {"quote_id": "Q-1043", "account_id": "4471"})
+
+
+async def test_a_new_instruction_while_it_waited_replaces_what_was_asked() -> None:
+    talk = await Talk().until_send()
+    talk.messages.append(
+        Message(role="tool", text=error_text("superseded", "not executed"), call_id=talk.reply.calls[0].id)
+    )
+    await talk.says("make it 250 instead")
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 250}]})
+
+
+async def test_the_same_for_another_account_and_more_lines_on_top() -> None:
+    talk = await Talk().until_send()
+    await talk.gets(SENT)
+    await talk.says("same for Castillo Packaging")
+    assert talk.call() == ("find_account", {"query": "Castillo Packaging"})
+    await talk.gets({"accounts": [{**HENDERSON, "id": "4480", "name": "Castillo Packaging"}], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4480", "lines": [{"sku": "SKU-4411", "quantity": 200}]})
+    await talk.gets({**QUOTE, "number": "Q-1043", "account_id": "4480"})
+    await talk.gets({**SENT, "number": "Q-1043", "account_id": "4480"})
+    await talk.says("add 50 of SKU-4420")
+    await talk.gets({"accounts": [{**HENDERSON, "id": "4480", "name": "Castillo Packaging"}], "found": 1})
+    both = [{"sku": "SKU-4411", "quantity": 200}, {"sku": "SKU-4420", "quantity": 50}]
+    assert talk.call() == ("draft_quote", {"account_id": "4480", "lines": both})
+
+
+async def test_a_quote_sent_by_number_takes_its_account_from_the_crm() -> None:
+    talk = await Talk().says("send Q-1042")
+    assert talk.call() == ("find_quote", {"quote_id": "Q-1042"})
+    await talk.gets({"quotes": [QUOTE], "found": 1})
+    assert talk.call() == SEND
+    talk = await Talk().says("send Q-9999")
+    await talk.gets({"quotes": [], "found": 0})
+    assert talk.call() is None
+    assert "nothing was sent" in talk.reply.text
+
+
+async def test_the_answer_tells_the_quote_that_was_sent_not_the_one_that_was_asked_for() -> None:
+    talk = await Talk().until_send()
+    await talk.gets({**SENT, "number": "Q-1050", "total": "1.00"})
+    assert "Q-1050" in talk.reply.text
+    assert "Q-1042" not in talk.reply.text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("hello", "For example"),
+        ("", "For example"),
+        ("what is the weather", "did not understand"),
+        ("delete Q-1042", "I can't do that"),
+        ("draft a quote for Henderson, 200 of SKU-4411 with 20% discount", "can't give a discount of 20 %"),
+        ("send it", "Which quote"),
+        ("stop", "I do nothing"),
+    ],
+)
+async def test_what_needs_no_tool_is_answered_at_once(text: str, said: str) -> None:
+    talk = await Talk().says(text)
+    assert talk.call() is None
+    assert said in talk.reply.text
+
+
+async def test_each_call_costs_what_the_worst_case_says() -> None:
+    talk = await Talk().until_send()
+    worst = ScriptedModel().worst_case_usd(talk.messages, SPECS, 1000)
+    assert talk.reply.spend_usd == worst == Decimal("0.012")
+
+
+async def test_the_same_conversation_gives_the_same_reply_and_ids_do_not_repeat() -> None:
+    talk = await Talk().until_send()
+    assert await ScriptedModel().respond(talk.messages[:-1], SPECS, 1000) == talk.reply
+    ids = [call.id for message in talk.messages for call in message.calls]
+    assert len(set(ids)) == len(ids) == 3
+
+
+async def test_a_tool_that_is_not_offered_is_not_called() -> None:
+    reply = await ScriptedModel().respond([Message(role="user", text=ASK)], [], 1000)
+    assert reply.calls == ()
+    assert "find_account" in reply.text
+
+
+def test_results_belong_to_their_calls_even_when_ids_repeat() -> None:
+    call = ToolCall(id="call_1", tool="price", arguments={})
+    found = turns(
+        [
+            Message(role="user", text="a"),
+            Message(role="assistant", text="", calls=(call,)),
+            Message(role="tool", text='{"n": 1}', call_id="call_1"),
+            Message(role="assistant", text="", calls=(call, call)),
+            Message(role="tool", text='{"n": 2}', call_id="call_1"),
+        ]
+    )
+    assert [(t.outcome, t.value.get("n")) for t in found[0].tried] == [
+        (Outcome.DONE, 1),
+        (Outcome.DONE, 2),
+        (Outcome.UNKNOWN, None),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "not json", "[1]", "null", '{"error": 7}', '{"error": {"a": 1}}'])
+async def test_a_result_that_cannot_be_read_is_never_taken_for_success(text: str) -> None:
+    talk = await Talk().until_send()
+    await talk.gets(text)
+    assert talk.call() is None
+    assert "was sent to" not in talk.reply.text
