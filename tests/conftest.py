@@ -184,8 +184,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.fixture(scope="session", autouse=True)
 def _no_process_left() -> Iterator[None]:
     yield
-    own = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    # The session's PostgreSQL may stop after this check; everything else must have been ended by its test.
-    left = [child for child in own if "embedded_keeper" not in " ".join(child.cmdline()) and child.name() != "postgres"]
+    # Made first, so ended last: by now the session's PostgreSQL is gone too.
+    left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
     if left:
         pytest.fail(f"processes left running: {[' '.join(child.cmdline()) for child in left]}")
