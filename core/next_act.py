@@ -12,6 +12,7 @@ from typing import Any
 
 from core.conversation import CallKey, StoredMessage, ToolCall
 from core.run import Action, ActionState, RunView, Suspension, SuspensionKind, SuspensionStatus
+from core.words import is_bare_assent
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,11 @@ class Consider:
 
 
 @dataclass(frozen=True, slots=True)
+class Supersede:
+    """Only undecided calls are left, but their owner has written a new instruction meanwhile: it replaces them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Only undecided calls are left."""
 
@@ -97,7 +103,7 @@ class Answer:
     text: str
 
 
-Act = Stop | Reconcile | Believe | Conclude | Execute | Refresh | Consider | Wait | CallModel | Answer
+Act = Stop | Reconcile | Believe | Conclude | Execute | Refresh | Consider | Supersede | Wait | CallModel | Answer
 
 
 def last_turn(messages: Sequence[StoredMessage]) -> tuple[StoredMessage | None, set[CallKey]]:
@@ -152,11 +158,21 @@ def next_act(view: RunView, lifetime: timedelta) -> Act:
     if fresh:
         return Consider(tuple(fresh))
     if undecided:
-        return Wait()
+        return Supersede() if instructed(view) and not _outcome_open(view) else Wait()
     last = view.messages[-1] if view.messages else None
     if last is not None and last.message.role == "assistant" and not last.message.calls and not view.mail:
         return Answer(last.message.text)
     return CallModel()
+
+
+def instructed(view: RunView) -> bool:
+    """Say whether mail waits that is more than a bare assent: it replaces whatever waits for a click."""
+    return any(not is_bare_assent(letter.text) for letter in view.mail)
+
+
+def _outcome_open(view: RunView) -> bool:
+    """Say whether a person is being asked whether something happened; such a card is never superseded."""
+    return any(s.kind is SuspensionKind.OUTCOME and s.status is SuspensionStatus.OPEN for s in view.suspensions)
 
 
 def _decided(view: RunView, call: OpenCall, lifetime: timedelta) -> Act | OpenCall | None:

@@ -298,6 +298,11 @@ class WorkerStore(Protocol):
         (its next act concludes it)."""
         ...
 
+    async def supersede_open(self, fence: Fence, batch: Batch, seen_news: int) -> None:
+        """Close the run's open approvals as superseded (cards settled); it stays running. NewsArrived: nothing
+        written."""
+        ...
+
     async def wait(self, fence: Fence, batch: Batch, seen_news: int) -> None:
         """running -> suspended; only undecided calls left. NewsArrived: nothing written."""
         ...

@@ -1,0 +1,396 @@
+"""The normal path of a turn's calls: validate, permit, run reads, guard, ask a person, execute writes.
+
+Decides: which calls run at once and which need a person. Does not: act on a decision (resume does). The failure it can
+cause: an effect that begins without its action committed first could never be found again after a crash.
+"""
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from core.agent import Agent, policy_problems
+from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
+from core.conversation import error_text, result_text
+from core.errors import CouldNotCheck, ToolFailed
+from core.holder import PATIENCE_S, Holder, checked, words_of
+from core.next_act import OpenCall, instructed
+from core.ports import Directory, Names, NewAction, NewSuspension, Outcome, Settlement
+from core.run import ActionState, Suspension, SuspensionKind
+from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, User
+
+# The effect starts within this many seconds of sending the commit that intends it; else it is intended anew, so that
+# "did not happen" can be believed after intended_at + timeout + 5 s.
+START_WITHIN_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A call whose tool is known and whose arguments are valid. *canonical*: as they are shown, digested, executed."""
+
+    call: OpenCall
+    tool: Tool[Any]
+    args: BaseModel
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A ready call that needs a person, with what the person will see."""
+
+    ready: Ready
+    policy: Approval
+    preview: Preview
+    digest: str
+
+
+def ready(agent: Agent, call: OpenCall) -> Ready | str:
+    """Return the call ready to run, or the error result's text."""
+    tool = agent.tool(call.call.tool)
+    if tool is None:
+        known = ", ".join(t.name for t in agent.tools)
+        return error_text("unknown_tool", f"there is no tool {call.call.tool!r}; the tools are: {known}")
+    if call.call.malformed is not None and call.edited_by is None:
+        return error_text("invalid_arguments", "the arguments are not a JSON object; send them as one")
+    try:
+        canonical(call.arguments)
+        args = tool.arguments_model.model_validate(call.arguments)
+        arguments: dict[str, Any] = args.model_dump(mode="json")
+        canonical(arguments)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()]
+        return error_text("invalid_arguments", "; ".join(problems))
+    except Undigestible as error:
+        return error_text(
+            "invalid_arguments",
+            f"a value cannot be stored exactly ({error}): numbers must be finite and within 2^53, text valid Unicode",
+        )
+    return Ready(call, tool, args, arguments)
+
+
+def gist(result: str) -> str:
+    """Return what "Done · …" says: the first short text of a result."""
+    try:
+        value = json.loads(result)
+    except ValueError:
+        return ""
+    candidates = list(value.values()) if isinstance(value, dict) else [value]
+    return next((c for c in candidates if isinstance(c, str) and 0 < len(c) <= 80), "")
+
+
+class Calls:
+    """The calls of one claimed run."""
+
+    def __init__(self, holder: Holder, agent: Agent, directory: Directory, names: Names, ttl_s: float) -> None:
+        self.holder = holder
+        self.agent = agent
+        self.directory = directory
+        self.names = names
+        self.ttl_s = ttl_s
+        self.in_flight: Tool[Any] | None = None
+        self._reads_on: Scope | None = None
+
+    # -- scope ------------------------------------------------------------------------------------------------
+
+    async def fresh_scope(self, patience_s: float) -> Scope:
+        """Resolve the owner's scope now. Raises: CouldNotCheck."""
+        owner = self.holder.run.owner
+        scope = await checked(self.holder.clock, "your permissions", lambda: self.agent.scopes(owner), patience_s)
+        self.holder.new_scope = scope
+        self._reads_on = scope
+        return scope
+
+    async def _scope_for_reads(self) -> Scope:
+        run = self.holder.run
+        if self._reads_on is None and run.step <= 1 and run.crashes == 0 and run.continuations == 0:
+            self._reads_on = run.scope  # start resolved it a moment ago
+        return self._reads_on or await self.fresh_scope(PATIENCE_S)
+
+    def context(
+        self, ready: Ready, scope: Scope, *, confirmed: bool = False, approved_by: tuple[User, ...] = ()
+    ) -> ToolContext:
+        """Return what the tool gets besides its arguments."""
+        run = self.holder.run
+        key = ready.call.key
+        return ToolContext(
+            run_id=run.id,
+            call_id=key.call_id(run.id),
+            idempotency_key=idempotency_key(run.id, key, ready.arguments),
+            user=run.owner,
+            scope=scope,
+            confirmed=confirmed,
+            approved_by=approved_by,
+        )
+
+    # -- the normal path --------------------------------------------------------------------------------------
+
+    async def consider(self, calls: tuple[OpenCall, ...]) -> None:
+        """Run what needs nobody, in order; then suspend what needs a person, together, in one commit.
+
+        Raises: ClaimLost; NewsArrived (results of reads are kept for the next commit).
+        """
+        asks: list[Ask] = []
+        for call in calls:
+            prepared = ready(self.agent, call)
+            if isinstance(prepared, str):
+                self._refuse(call, prepared, "invalid")
+            elif not prepared.tool.writes:
+                await self._read(prepared)
+            elif not await self._write_or_ask(prepared, asks):
+                return  # what happened must be known before anything that comes after it
+        if asks and instructed(self.holder.view):
+            # A new instruction came while this turn ran: it replaces what would now be asked.
+            for ask in asks:
+                replaced = error_text("superseded", "not executed, replaced by a new instruction")
+                self._refuse(ask.ready.call, replaced, "superseded")
+        elif asks:
+            await self._suspend(asks)
+
+    def _refuse(self, call: OpenCall, text: str, why: str) -> None:
+        self.holder.result(call, text)
+        self.holder.note("refused", tool=call.call.tool, why=why)
+
+    async def _read(self, prepared: Ready) -> None:
+        tool, call = prepared.tool, prepared.call
+        begun = self.holder.clock.monotonic()
+        try:
+            scope = await self._scope_for_reads()
+            if not await self._permits(prepared, scope, PATIENCE_S):
+                self._refuse(call, not_permitted(prepared), "not permitted")
+                return
+            async with asyncio.timeout(tool.timeout_s):
+                value = await tool.execute(prepared.args, self.context(prepared, scope))
+            text, outcome = result_text(value), "ok"
+        except CouldNotCheck as error:
+            text, outcome = could_not_check(error), "could not check"
+        except Exception as error:  # noqa: BLE001  from a read, any exception is an error result
+            text, outcome = error_text("tool_failed", words_of(error)), "failed"
+        spent = round((self.holder.clock.monotonic() - begun) * 1000)
+        self.holder.result(call, text)
+        self.holder.note("read", ms=spent, tool=tool.name, outcome=outcome)
+
+    async def _write_or_ask(self, prepared: Ready, asks: list[Ask]) -> bool:
+        """Check a write the way the normal path does; execute it, or add it to *asks*. False: outcome unknown."""
+        call, tool = prepared.call, prepared.tool
+        clock = self.holder.clock
+        try:
+            scope = await self.fresh_scope(PATIENCE_S)
+            if not await self._permits(prepared, scope, PATIENCE_S):
+                self._refuse(call, not_permitted(prepared), "not permitted")
+                return True
+            ctx = self.context(prepared, scope)
+            policy = await checked(clock, "who must approve this", lambda: self.policy(prepared, ctx), PATIENCE_S)
+            refused = await checked(clock, "the guard", lambda: tool.guard(prepared.args, ctx), PATIENCE_S)
+            if isinstance(refused, Refused):
+                self._refuse(call, error_text("refused", refused.reason), "guard")
+                return True
+            if policy is not None:
+                preview, digest = await self.preview(prepared, ctx, PATIENCE_S)
+                asks.append(Ask(prepared, policy, preview, digest))
+                return True
+        except CouldNotCheck as error:
+            self._refuse(call, could_not_check(error), "could not check")
+            return True
+        except (ToolFailed, Undigestible) as error:
+            self._refuse(call, error_text("tool_failed", words_of(error)), "tool")
+            return True
+        return await self.carry_out(prepared, ctx, None)
+
+    async def _permits(self, prepared: Ready, scope: Scope, patience_s: float) -> bool:
+        async def ask() -> bool:
+            return prepared.tool.permitted(prepared.args, scope)
+
+        return await checked(self.holder.clock, "your permissions", ask, patience_s)
+
+    async def permits(self, prepared: Ready, scope: Scope) -> bool:
+        """Say whether the pending call is still permitted, without retries. Raises: CouldNotCheck."""
+        return await self._permits(prepared, scope, 0.0)
+
+    async def policy(self, prepared: Ready, ctx: ToolContext) -> Approval | None:
+        """Return who must approve, computed by the tool now.
+
+        Raises: ToolFailed when the policy could never be satisfied.
+        """
+        policy = await prepared.tool.policy(prepared.args, ctx)
+        if policy is not None and (wrong := policy_problems(policy)):
+            raise ToolFailed(f"its approval policy cannot work: {'; '.join(wrong)}")
+        return policy
+
+    async def preview(self, prepared: Ready, ctx: ToolContext, patience_s: float) -> tuple[Preview, str]:
+        """Render the preview and its digest. Raises: CouldNotCheck, ToolFailed, Undigestible."""
+
+        async def ask() -> Preview:
+            return await prepared.tool.preview(prepared.args, ctx)
+
+        preview = await checked(self.holder.clock, "the preview", ask, patience_s)
+        return preview, digest_of(prepared.tool.name, prepared.tool.version, prepared.arguments, preview)
+
+    # -- asking a person --------------------------------------------------------------------------------------
+
+    def suspension(
+        self,
+        ask: Ask,
+        *,
+        kind: SuspensionKind = SuspensionKind.APPROVAL,
+        replaces: str | None = None,
+        note: str | None = None,
+        alert: str | None = None,
+    ) -> NewSuspension:
+        """Return the suspension that shows *ask* to a person."""
+        run = self.holder.run
+        return NewSuspension(
+            id=self.names.token(run.id),
+            token=self.names.token(run.id),
+            call=ask.ready.call.key,
+            kind=kind,
+            tool=ask.ready.tool.name,
+            tool_version=ask.ready.tool.version,
+            arguments=ask.ready.arguments,
+            preview=ask.preview,
+            digest=ask.digest,
+            policy=ask.policy,
+            asked_by=ask.ready.call.edited_by or run.owner.user_id,
+            ttl_s=self.ttl_s,
+            replaces=replaces,
+            note=note,
+            alert=alert,
+        )
+
+    async def _suspend(self, asks: list[Ask]) -> None:
+        new = [self.suspension(ask, note=_edited_note(ask)) for ask in asks]
+        for ask in asks:
+            self.holder.note("suspended", tool=ask.ready.tool.name, digest=ask.digest[:8], title=ask.preview.title)
+        seen = self.holder.run.news
+        batch = self.holder.batch(doing="waiting for a decision")
+        await self.holder.commit(batch, lambda b: self.holder.store.suspend(self.holder.fence, b, seen, new))
+        self.holder.ended = True
+
+    # -- executing --------------------------------------------------------------------------------------------
+
+    async def carry_out(self, prepared: Ready, ctx: ToolContext, approval: Suspension | None) -> bool:
+        """Intend, execute, and record how it ended. False: the outcome is unknown and recorded as such, without a
+        result; the next act reconciles it.
+
+        Raises: NewsArrived when a stop came first (nothing intended); ClaimLost.
+        """
+        holder, tool = self.holder, prepared.tool
+        action = NewAction(
+            call=prepared.call.key,
+            arguments_digest=arguments_digest(prepared.arguments),
+            idempotency_key=ctx.idempotency_key,
+            tool=tool.name,
+            tool_version=tool.version,
+            arguments=prepared.arguments,
+            timeout_s=tool.timeout_s,
+            suspension_id=approval.id if approval else None,
+        )
+        while True:
+            sent = holder.clock.monotonic()
+            batch = holder.batch(doing=tool.doing or f"running {tool.name}")
+            await holder.commit(batch, lambda b: holder.store.intend(holder.fence, b, action))
+            if holder.clock.monotonic() - sent <= START_WITHIN_S:
+                break
+        holder.stale = True
+        self.in_flight = tool
+        begun = holder.clock.monotonic()
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                value = await tool.execute(prepared.args, ctx)
+        except ToolFailed as error:
+            await self._ended(prepared, approval, ActionState.FAILED, error_text("tool_failed", error.reason), begun)
+        except asyncio.CancelledError:
+            await self._not_known(prepared, approval, "cut short by a shutdown", begun)
+            raise
+        except Exception as error:  # noqa: BLE001  from a write, any other exception is an unknown outcome
+            await self._not_known(prepared, approval, words_of(error), begun)
+            return False
+        else:
+            await self._ended(prepared, approval, ActionState.SUCCEEDED, storable(value), begun)
+        finally:
+            self.in_flight = None
+        return True
+
+    async def _ended(
+        self, prepared: Ready, approval: Suspension | None, state: ActionState, text: str, begun: float
+    ) -> None:
+        spent = round((self.holder.clock.monotonic() - begun) * 1000)
+        self.holder.note("write", ms=spent, tool=prepared.tool.name, outcome=state.value)
+        await self.conclude(prepared.call, prepared.arguments, state, text, (approval,))
+
+    async def _not_known(self, prepared: Ready, approval: Suspension | None, why: str, begun: float) -> None:
+        holder = self.holder
+        spent = round((holder.clock.monotonic() - begun) * 1000)
+        holder.note("write", ms=spent, tool=prepared.tool.name, outcome="unknown", why=why)
+        outcome = Outcome(prepared.call.key, arguments_digest(prepared.arguments), ActionState.UNKNOWN)
+        settled = (
+            [Settlement(approval.id, "unknown", why, f"The outcome is not known yet ({why}). Checking.")]
+            if approval
+            else []
+        )
+        await holder.commit(
+            holder.batch(doing="checking what happened"),
+            lambda b: holder.store.conclude(holder.fence, b, [outcome], settled),
+        )
+        holder.stale = True
+
+    async def conclude(
+        self,
+        call: OpenCall,
+        arguments: dict[str, Any],
+        state: ActionState,
+        text: str,
+        suspensions: tuple[Suspension | None, ...],
+    ) -> None:
+        """Record an action's outcome, the call's result and what its cards say, in one commit."""
+        holder = self.holder
+        holder.result(call, text)
+        done = state is ActionState.SUCCEEDED
+        settled = [
+            Settlement(
+                s.id,
+                "done" if done else "failed",
+                gist(text) if done else reason_of(text),
+                None if done else f"It failed, nothing was done: {reason_of(text)}",
+            )
+            for s in suspensions
+            if s is not None
+        ]
+        outcome = Outcome(call.key, arguments_digest(arguments), state, text)
+        await holder.commit(
+            holder.batch(doing="reading the result"),
+            lambda b: holder.store.conclude(holder.fence, b, [outcome], settled),
+        )
+        holder.stale = True
+
+
+def storable(value: Any) -> str:
+    """Return a write's result as text; what cannot be stored is said, since the effect did happen."""
+    try:
+        return result_text(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        return error_text("result_not_storable", f"it was done, but its result cannot be stored: {words_of(error)}")
+
+
+def not_permitted(prepared: Ready) -> str:
+    """Return the result of a call that the scope does not allow."""
+    return error_text("not_permitted", f"the person who asked may not do this ({prepared.tool.name}); nothing was done")
+
+
+def could_not_check(error: CouldNotCheck) -> str:
+    """Return the result of a call that could not be checked before any card."""
+    return error_text("could_not_check", f"could not check {error.what} ({error.why}); nothing was done")
+
+
+def reason_of(text: str) -> str:
+    """Return the reason of an ``error_text``."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text[:200]
+    return str(value.get("reason", "")) if isinstance(value, dict) else ""
+
+
+def _edited_note(ask: Ask) -> str | None:
+    return f"Edited by @{ask.ready.call.edited_by}" if ask.ready.call.edited_by else None

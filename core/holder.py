@@ -1,0 +1,209 @@
+"""A claimed run in this process: what was read, what is not committed yet, and every write's fence.
+
+Decides: what goes into the next commit, and whether a commit whose answer was lost took place. Does not: choose acts.
+The failure it can cause: counting a lost commit as failed would append twice; so every batch moves elapsed_ms, which
+only the claim's holder writes, and a second read tells.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, TypeVar
+
+from core.conversation import CallKey, Message, StoredMessage
+from core.errors import CouldNotCheck, StoreUnavailable, ToolFailed
+from core.next_act import OpenCall
+from core.ports import Batch, Clock, Fence, TraceEntry, WorkerStore
+from core.run import Run, RunView
+from core.tools import Scope
+
+T = TypeVar("T")
+
+# One check (scope, policy, preview, guard) may take this long; a directory that hangs counts as down.
+CHECK_TIMEOUT_S = 10.0
+# Before a card exists, what cannot be checked is retried this long (DESIGN section 5).
+PATIENCE_S = 60.0
+
+
+class Holder:
+    """The holder of one claim. Not shared between tasks.
+
+    *messages*: the conversation, of which the first *stored* are committed. Amounts in ``run`` are as committed.
+    *stale*: the rows changed since they were read. *ended*: a move gave the claim up.
+    """
+
+    def __init__(self, fence: Fence, store: WorkerStore, clock: Clock) -> None:
+        self.fence = fence
+        self.store = store
+        self.clock = clock
+        self.messages: list[StoredMessage] = []
+        self.stored = 0
+        self.trace: list[TraceEntry] = []
+        self.taken_mail: list[int] = []
+        self.new_scope: Scope | None = None
+        self.stale = True
+        self.ended = False
+        self._view: RunView | None = None
+        self._loaded_at = 0.0
+        self._mark = clock.monotonic()
+
+    @property
+    def run(self) -> Run:
+        """Return the run's row, with the amounts of the last commit."""
+        assert self._view is not None
+        return self._view.run
+
+    @property
+    def view(self) -> RunView:
+        """Return what the next act depends on: stored rows, with the results and mail that the next commit carries."""
+        assert self._view is not None
+        since = timedelta(seconds=self.clock.monotonic() - self._loaded_at)
+        mail = tuple(letter for letter in self._view.mail if letter.inbox_id not in self.taken_mail)
+        return replace(self._view, messages=self.messages, mail=mail, now=self._view.now + since)
+
+    async def reload(self) -> None:
+        """Read the rows again, patiently; what is not committed stays. Raises: ClaimLost."""
+        view = await self._read()
+        waiting = self.messages[self.stored :] if len(view.messages) == self.stored else []
+        if not waiting:
+            self.taken_mail = []
+        self._view = view
+        self._loaded_at = self.clock.monotonic()
+        self.stored = len(view.messages)
+        self.messages = [*view.messages, *waiting]
+        self.stale = False
+
+    async def _read(self) -> RunView:
+        delay = 0.1
+        while True:
+            try:
+                return await self.store.load(self.fence)
+            except StoreUnavailable:
+                await self.clock.sleep(delay)
+                delay = min(delay * 2, 2.0)
+
+    def append(self, message: Message, answers: CallKey | None = None) -> None:
+        """Add a message to what the next commit carries."""
+        self.messages.append(StoredMessage(len(self.messages), message, answers))
+
+    def result(self, call: OpenCall, text: str) -> None:
+        """Add a call's one result to what the next commit carries."""
+        self.append(Message(role="tool", text=text, call_id=call.call.id), call.key)
+
+    def note(self, kind: str, *, ms: int | None = None, spend_usd: Decimal | None = None, **body: Any) -> None:
+        """Add a line for people to what the next commit carries."""
+        self.trace.append(TraceEntry(kind, body, ms, spend_usd))
+
+    def batch(
+        self,
+        *,
+        steps: int = 0,
+        tool_calls: int = 0,
+        spend_usd: Decimal = Decimal(0),
+        dearest_call_usd: Decimal = Decimal(0),
+        doing: str | None = None,
+        charges_crash: bool = False,
+    ) -> Batch:
+        """Return everything that is not committed yet."""
+        elapsed = max(1, round((self.clock.monotonic() - self._mark) * 1000))
+        return Batch(
+            messages=tuple(self.messages[self.stored :]),
+            trace=tuple(self.trace),
+            mail=tuple(self.taken_mail),
+            steps=steps,
+            tool_calls=tool_calls,
+            spend_usd=spend_usd,
+            dearest_call_usd=dearest_call_usd,
+            elapsed_ms=elapsed,
+            doing=doing,
+            charges_crash=charges_crash,
+            scope=self.new_scope,
+        )
+
+    async def commit(self, batch: Batch, write: Callable[[Batch], Awaitable[T]]) -> T | None:
+        """Write *batch*; when the answer is lost, read whether it took place, else write again.
+
+        Returns: what the write answered; None when it took place but its answer was lost. Raises: ClaimLost (also
+        when the lost write ended the claim), NewsArrived (nothing written).
+        """
+        delay = 0.1
+        while True:
+            try:
+                answer = await write(batch)
+            except StoreUnavailable:
+                await self.clock.sleep(delay)
+                delay = min(delay * 2, 2.0)
+                view = await self._read()
+                if view.run.elapsed_ms > self.run.elapsed_ms:
+                    self._committed(batch)
+                    self.stale = True
+                    return None
+            else:
+                self._committed(batch)
+                return answer
+
+    async def step(self, batch: Batch) -> None:
+        """Append *batch* in one commit; news makes the view stale."""
+        news = await self.commit(batch, lambda b: self.store.step(self.fence, b))
+        if news is not None and news != self.run.news:
+            self.stale = True
+
+    def _committed(self, batch: Batch) -> None:
+        assert self._view is not None
+        run = self._view.run
+        self._mark = self.clock.monotonic()
+        self.stored += len(batch.messages)
+        self.trace = self.trace[len(batch.trace) :]
+        mail = tuple(letter for letter in self._view.mail if letter.inbox_id not in batch.mail)
+        self.taken_mail = [letter for letter in self.taken_mail if letter not in batch.mail]
+        self.new_scope = None
+        run = replace(
+            run,
+            step=run.step + batch.steps,
+            spend_usd=run.spend_usd + batch.spend_usd,
+            tool_calls=run.tool_calls + batch.tool_calls,
+            elapsed_ms=run.elapsed_ms + batch.elapsed_ms,
+            dearest_call_usd=max(run.dearest_call_usd, batch.dearest_call_usd),
+            charge_due=run.charge_due and not batch.charges_crash,
+            scope=batch.scope or run.scope,
+        )
+        self._view = replace(self._view, run=run, mail=mail)
+
+    @property
+    def elapsed_ms(self) -> int:
+        """Return the active time used so far, the uncommitted part included."""
+        return self.run.elapsed_ms + round((self.clock.monotonic() - self._mark) * 1000)
+
+
+async def checked(clock: Clock, what: str, ask: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """Ask somebody else's code or service; retry with backoff for *patience_s* seconds.
+
+    Raises: CouldNotCheck; ToolFailed passes (the tool itself says what is wrong).
+    """
+    deadline = clock.monotonic() + patience_s
+    delay = 0.5
+    while True:
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                return await ask()
+        except ToolFailed:
+            raise
+        except Exception as error:
+            if clock.monotonic() + delay > deadline:
+                raise CouldNotCheck(what, words_of(error)) from error
+        await clock.sleep(delay)
+        delay = min(delay * 2, 8.0)
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error's words, never empty."""
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    return str(error) or type(error).__name__
+
+
+def people_of(ids: Sequence[str]) -> str:
+    """Return mentions for texts of ours that are escaped except for these: "@U1 and @U2"."""
+    return " and ".join(f"@{user_id}" for user_id in ids)

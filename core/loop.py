@@ -1,0 +1,340 @@
+"""The loop: take a claimed run from its next act to its next stop.
+
+Decides: when the model is called, when a run halts, when it answers. Does not: claim (the worker does) or decide who
+may do what. The failure it can cause: an act computed from a stale view; so news reloads, and every final move names
+the news that it saw.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+from datetime import timedelta
+from decimal import Decimal
+from typing import assert_never
+
+from core.agent import Agent
+from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, worst_case
+from core.calls import Calls
+from core.conversation import CallKey, Message, Model, ModelReply, error_text
+from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable
+from core.holder import Holder, words_of
+from core.next_act import (
+    Act,
+    Answer,
+    Believe,
+    CallModel,
+    Conclude,
+    Consider,
+    Execute,
+    Reconcile,
+    Refresh,
+    Stop,
+    Supersede,
+    Wait,
+    last_turn,
+    next_act,
+)
+from core.ports import Alert, Batch, Clock, Closing, Directory, Fence, Names, WorkerStore
+from core.resume import Resume, unanswered
+from core.run import FailReason, HaltReason
+
+log = logging.getLogger("atlas.loop")
+
+MODEL_TIMEOUT_S = 180.0
+MODEL_TRIES = 5
+# A reply larger than this cannot be stored, shown or paid for again.
+REPLY_LIMIT = 4_000_000
+NOT_EXECUTED_BUDGET = "not_executed_budget"
+# Reaped more often than this many recoveries: one last, model-free pass.
+RECOVERIES = 2
+GIVE_BACK_WITHIN_S = 5.0
+
+
+class Loop:
+    """One claimed run, from claim to stop. ``run`` returns when the claim is given up, whatever the reason."""
+
+    def __init__(
+        self,
+        fence: Fence,
+        store: WorkerStore,
+        agent: Agent,
+        model: Model,
+        directory: Directory,
+        clock: Clock,
+        names: Names,
+        *,
+        lifetime: timedelta,
+        ttl_s: float,
+        operators: frozenset[str] = frozenset(),
+    ) -> None:
+        self.holder = Holder(fence, store, clock)
+        self.agent = agent
+        self.model = model
+        self.specs = agent.specs()
+        self.lifetime = lifetime
+        self.calls = Calls(self.holder, agent, directory, names, ttl_s)
+        self.resume = Resume(self.calls, agent, lifetime, operators)
+        self.draining = False
+        self._assumed: Allowance | None = None
+
+    async def run(self) -> None:
+        """Work until the run waits, ends, halts, or the claim is lost or given back.
+
+        Raises: CancelledError after giving the claim back (shutdown).
+        """
+        try:
+            await self.holder.reload()
+            await self._charge_crash()
+            if self.holder.run.recovery_attempts > RECOVERIES:
+                await self.resume.close_out()
+                return
+            await self._until_stop()
+        except ClaimLost:
+            return
+        except asyncio.CancelledError:
+            await self._give_back()
+            raise
+        except Exception as error:
+            log.exception("run %s: a defect", self.holder.fence.run_id)
+            await self._defect(error)
+
+    async def _until_stop(self) -> None:
+        while True:
+            if self.draining:
+                await self._give_back()
+                return
+            if self.holder.stale:
+                await self.holder.reload()
+            act = next_act(self.holder.view, self.lifetime)
+            try:
+                if await self._perform(act):
+                    return
+            except NewsArrived:
+                self.holder.stale = True
+
+    async def _perform(self, act: Act) -> bool:
+        """Do one act. True: the run is not ours any more."""
+        match act:
+            case CallModel():
+                return await self._model_turn()
+            case Consider():
+                await self.calls.consider(act.calls)
+            case Execute():
+                await self.resume.execute(act)
+            case Refresh():
+                await self.resume.refresh(act)
+            case Reconcile():
+                await self.resume.reconcile(act)
+            case Believe():
+                await self.resume.believe(act)
+            case Conclude():
+                self.resume.conclude(act)
+            case Wait():
+                seen = self.holder.run.news
+                batch = self.holder.batch(doing="waiting for a decision")
+                await self.holder.commit(batch, lambda b: self.holder.store.wait(self.holder.fence, b, seen))
+                return True
+            case Supersede():
+                await self._supersede()
+            case Stop():
+                await self.resume.stop(act.calls)
+                return True
+            case Answer():
+                return await self._answer(act.text, self.holder.batch())
+            case _:
+                assert_never(act)
+        return self.holder.ended
+
+    async def _supersede(self) -> None:
+        """The owner wrote a new instruction while a sibling was executing: what still waits is replaced by it."""
+        holder = self.holder
+        seen = holder.run.news
+        await holder.commit(holder.batch(), lambda b: holder.store.supersede_open(holder.fence, b, seen))
+        holder.stale = True
+
+    # -- the model's turn -------------------------------------------------------------------------------------
+
+    async def _model_turn(self) -> bool:
+        holder = self.holder
+        for letter in holder.view.mail:
+            holder.append(Message(role="user", text=letter.text))
+            holder.taken_mail.append(letter.inbox_id)
+        if self._calls_exceeded():
+            return await self._halt(HaltReason.BUDGET_TOOL_CALLS)
+        reply, spent = await self._reply()
+        if isinstance(reply, HaltReason):
+            return await self._halt(reply, spend_usd=spent)
+        if isinstance(reply, ModelError):
+            return await self._halt(HaltReason.MODEL_UNAVAILABLE, words_of(reply), spend_usd=spent)
+        holder.append(Message(role="assistant", text=reply.text, calls=reply.calls, raw=reply.raw))
+        counted = self._refuse_calls_over_the_limit(reply)
+        batch = holder.batch(
+            steps=1,
+            tool_calls=counted,
+            spend_usd=spent,
+            dearest_call_usd=reply.spend_usd,
+            doing=self._doing(reply),
+        )
+        if not reply.calls:
+            return await self._answer(reply.text, batch)
+        await holder.step(batch)
+        return False
+
+    def _calls_exceeded(self) -> bool:
+        """Say whether the last turn had calls over the limit, and no continue has raised it since."""
+        run = self.holder.run
+        turn, _ = last_turn(self.holder.messages)
+        if turn is None or run.tool_calls < run.limits.max_tool_calls:
+            return False
+        results = self.holder.messages[turn.seq + 1 :]
+        mark = f'"error": "{NOT_EXECUTED_BUDGET}"'
+        return any(stored.message.role == "tool" and mark in stored.message.text[:60] for stored in results)
+
+    def _refuse_calls_over_the_limit(self, reply: ModelReply) -> int:
+        """Give the calls over the limit their result in the same commit; return how many calls count."""
+        run, holder = self.holder.run, self.holder
+        room = max(0, run.limits.max_tool_calls - run.tool_calls)
+        seq = len(holder.messages) - 1
+        for position, call in enumerate(reply.calls[room:], start=room):
+            text = error_text(NOT_EXECUTED_BUDGET, "the run's limit of tool calls is used up; nothing was done")
+            holder.append(Message(role="tool", text=text, call_id=call.id), CallKey(seq, position))
+        return min(len(reply.calls), room)
+
+    def _doing(self, reply: ModelReply) -> str:
+        tool = self.agent.tool(reply.calls[0].tool) if reply.calls else None
+        return (tool.doing or f"running {tool.name}") if tool else "thinking"
+
+    async def _reply(self) -> tuple[ModelReply | HaltReason | ModelError, Decimal]:
+        """Ask the model within the budget, with retries; return its reply (or why there is none) and what it cost."""
+        holder = self.holder
+        messages = [stored.message for stored in holder.messages]
+        spent, delay, empty = Decimal(0), 1.0, 0
+        for attempt in range(1, MODEL_TRIES + 1):
+            run = replace(holder.run, spend_usd=holder.run.spend_usd + spent, elapsed_ms=holder.elapsed_ms)
+            allowance = allow(self.model, run, messages, self.specs)
+            if not isinstance(allowance, Allowance):
+                return allowance, spent
+            begun = holder.clock.monotonic()
+            try:
+                reply = await self._ask_model(messages, allowance)
+            except ModelUnavailable as error:
+                if error.charged:
+                    spent += self._assume(allowance)
+                holder.note("model unavailable", words=error.words, attempt=attempt)
+                if attempt == MODEL_TRIES:
+                    return error, spent
+                await holder.clock.sleep(min(error.retry_after_s or delay, 60.0))
+                delay *= 2
+                continue
+            except ModelError as error:
+                holder.note("model refused", words=words_of(error))
+                return error, spent
+            spent += reply.spend_usd
+            took = round((holder.clock.monotonic() - begun) * 1000)
+            holder.note("model", ms=took, spend_usd=reply.spend_usd, calls=[call.tool for call in reply.calls])
+            if reply.text.strip() or reply.calls:
+                return reply, spent
+            empty += 1
+            if empty == 2:
+                return ModelRefused("the model returned nothing, twice"), spent
+        return ModelRefused("the model returned nothing"), spent
+
+    async def _ask_model(self, messages: list[Message], allowance: Allowance) -> ModelReply:
+        try:
+            async with asyncio.timeout(MODEL_TIMEOUT_S):
+                reply = await self.model.respond(messages, self.specs, allowance.max_output_tokens)
+        except TimeoutError as error:
+            raise ModelUnavailable("the model did not answer in time", charged=True) from error
+        except ModelError:
+            raise
+        except asyncio.CancelledError:
+            self._assumed = allowance
+            raise
+        except Exception as error:  # an engineer's own model may raise anything
+            raise ModelRefused(words_of(error)) from error
+        if not isinstance(reply, ModelReply):
+            raise ModelRefused(f"the model returned {type(reply).__name__}, not a ModelReply")
+        size = len(reply.text) + sum(len(repr(call.arguments)) for call in reply.calls) + len(reply.raw or b"")
+        if size > REPLY_LIMIT:
+            raise ModelRefused(f"the model's reply is too large to keep ({size} characters)")
+        return reply
+
+    def _assume(self, allowance: Allowance) -> Decimal:
+        """Return what a call whose bill is unknown is charged: its worst case, within what was left."""
+        worst = max(allowance.worst_usd, self.holder.run.dearest_call_usd)
+        charged = min(worst, max(Decimal(0), self.holder.run.limits.max_spend_usd - self.holder.run.spend_usd))
+        self.holder.note("model", spend_usd=charged, assumed=True)
+        return charged
+
+    async def _answer(self, text: str, batch: Batch) -> bool:
+        """End with the answer; when news came first, keep the words as a step and go on."""
+        seen = self.holder.run.news
+        fence, store = self.holder.fence, self.holder.store
+        try:
+            await self.holder.commit(batch, lambda b: store.answer(fence, b, seen, text))
+        except NewsArrived:
+            await self.holder.step(batch)
+            self.holder.stale = True
+            return False
+        return True
+
+    async def _halt(self, reason: HaltReason, words: str = "", *, spend_usd: Decimal = Decimal(0)) -> bool:
+        holder = self.holder
+        messages = [stored.message for stored in holder.messages]
+        run = replace(holder.run, spend_usd=holder.run.spend_usd + spend_usd)
+        worst = worst_case(self.model, run, messages, self.specs, MOST_OUTPUT_TOKENS)
+        holder.note("halted", reason=reason.value, words=words)
+        batch = holder.batch(spend_usd=spend_usd, doing="halted")
+        closing = Closing(detail=words, next_worst_usd=worst)
+        await holder.commit(batch, lambda b: holder.store.halt(holder.fence, b, reason, closing))
+        return True
+
+    # -- crash, shutdown, defect ------------------------------------------------------------------------------
+
+    async def _charge_crash(self) -> None:
+        """Charge the model call that a crash may have cost, once per crash, before anything else."""
+        holder = self.holder
+        if not holder.run.charge_due:
+            return
+        charged = Decimal(0)
+        if self._model_was_perhaps_asked():
+            messages = [stored.message for stored in holder.messages]
+            allowance = allow(self.model, holder.run, messages, self.specs)
+            if isinstance(allowance, Allowance):
+                charged = self._assume(allowance)
+        await holder.step(holder.batch(spend_usd=charged, charges_crash=True))
+
+    def _model_was_perhaps_asked(self) -> bool:
+        """Say whether the dead worker may have been at the model: every open call is a read that rode along."""
+        act = next_act(self.holder.view, self.lifetime)
+        if isinstance(act, Consider):
+            tools = [self.agent.tool(call.call.tool) for call in act.calls]
+            return not any(tool is not None and tool.writes for tool in tools)
+        return isinstance(act, CallModel)
+
+    async def _give_back(self) -> None:
+        """Release the claim at a clean shutdown; a model call that was cut short is charged at its worst case."""
+        try:
+            async with asyncio.timeout(GIVE_BACK_WITHIN_S):
+                if self._assumed is not None:
+                    await self.holder.step(self.holder.batch(spend_usd=self._assume(self._assumed)))
+                await self.holder.store.release(self.holder.fence)
+        except (ClaimLost, StoreUnavailable, TimeoutError):
+            log.info("run %s: not released, its lease will lapse", self.holder.fence.run_id)
+
+    async def _defect(self, error: Exception) -> None:
+        """End the run as failed: calls closed, actions no longer intended, alert."""
+        holder = self.holder
+        await holder.reload()
+        holder.messages = holder.messages[: holder.stored]
+        holder.taken_mail = []
+        for call, text in unanswered(holder.view):
+            holder.result(call, text)
+        run_id = holder.fence.run_id
+        holder.note("failed", reason=FailReason.DEFECT.value, words=words_of(error))
+        alert = Alert(f"failed:{run_id}", f"Run {run_id} failed: a defect in Atlas", words_of(error))
+        closing = Closing(detail="Something in Atlas itself went wrong; the operators have been told.", alert=alert)
+        await holder.commit(
+            holder.batch(doing="failed"),
+            lambda b: holder.store.fail(holder.fence, b, FailReason.DEFECT.value, closing),
+        )

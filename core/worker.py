@@ -1,0 +1,162 @@
+"""The worker: one process's hold on many runs.
+
+Decides: how many runs this process carries, when it looks for more, and how it leaves. Does not: beat (the process's
+heartbeat does) or reap. The failure it can cause: a run claimed and not worked on would hang until the lease lapses;
+so every claim becomes a task here, and a task that ends without giving its claim up releases it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from core.errors import ClaimLost, StoreUnavailable
+from core.loop import Loop
+from core.ports import Clock, Fence, WorkerStore
+
+log = logging.getLogger("atlas.worker")
+
+# How long an effect in flight may still take at a clean shutdown.
+EFFECT_GRACE_S = 5.0
+ALONE_AT_ONCE = 2
+
+
+class Worker:
+    """Claims runs and works on each in a task of its own.
+
+    *make_loop*: builds the loop of one claim. *capacity*: runs at once. *start_alone*: starts a child process for one
+    run that takes processes down, and returns when it has ended (None: such runs stay unclaimed here).
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        store: WorkerStore,
+        make_loop: Callable[[Fence], Loop],
+        clock: Clock,
+        *,
+        capacity: int = 64,
+        poll_s: float = 0.5,
+        start_alone: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.worker_id = worker_id
+        self.store = store
+        self.make_loop = make_loop
+        self.clock = clock
+        self.capacity = capacity
+        self.poll_s = poll_s
+        self.start_alone = start_alone
+        self.draining = False
+        self._loops: dict[str, tuple[Loop, asyncio.Task[None]]] = {}
+        self._children: dict[str, asyncio.Task[None]] = {}
+        self._wake = asyncio.Event()
+
+    # -- Room, for the engine ---------------------------------------------------------------------------------
+
+    def worker_id_if_room(self) -> str | None:
+        """Return this worker's id when it has room and is not draining."""
+        return self.worker_id if not self.draining and len(self._loops) < self.capacity else None
+
+    def adopt(self, fence: Fence) -> None:
+        """Work on a run that was claimed for this worker."""
+        loop = self.make_loop(fence)
+        task = asyncio.create_task(self._work(fence, loop), name=f"run-{fence.run_id}")
+        self._loops[fence.claim_token] = (loop, task)
+
+    def wake(self) -> None:
+        """Look for work now: somebody made a run claimable (a hint; the poll behind it is what counts)."""
+        self._wake.set()
+
+    @property
+    def busy(self) -> int:
+        """Return how many runs are being worked on."""
+        return len(self._loops)
+
+    # -- claiming ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Claim and work until ``drain``."""
+        while not self.draining:
+            self._wake.clear()
+            try:
+                found = await self._claim()
+                await self._claim_for_children()
+            except StoreUnavailable:
+                found = 0
+            if not found:
+                await self._rest()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(self.poll_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    async def _claim(self) -> int:
+        room = self.capacity - len(self._loops)
+        if room <= 0:
+            return 0
+        claimed = await self.store.claim(self.worker_id, room)
+        for each in claimed:
+            self.adopt(each.fence)
+        return len(claimed)
+
+    async def _claim_for_children(self) -> None:
+        room = ALONE_AT_ONCE - len(self._children)
+        if self.start_alone is None or room <= 0:
+            return
+        for run_id in await self.store.to_be_alone(room):
+            if run_id not in self._children:
+                self._children[run_id] = asyncio.create_task(self._child(run_id, self.start_alone))
+
+    async def _child(self, run_id: str, start_alone: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            await start_alone(run_id)
+        finally:
+            self._children.pop(run_id, None)
+            self.wake()
+
+    async def _work(self, fence: Fence, loop: Loop) -> None:
+        try:
+            await loop.run()
+        except asyncio.CancelledError:
+            if not self.draining:
+                raise
+        except Exception:
+            log.exception("run %s: its loop broke", fence.run_id)
+            await self._release(fence)
+        finally:
+            self._loops.pop(fence.claim_token, None)
+            self.wake()
+
+    async def _release(self, fence: Fence) -> None:
+        # Not at once: whatever broke the loop would break the next one as fast.
+        await self.clock.sleep(5.0)
+        try:
+            await self.store.release(fence)
+        except (ClaimLost, StoreUnavailable):
+            log.info("run %s: not released, its lease will lapse", fence.run_id)
+
+    # -- leaving ----------------------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Start nothing new; release runs at once, give effects in flight their grace, then cut them short.
+
+        Returns when every run is given back (what was cut short is marked unknown first).
+        """
+        self.draining = True
+        self.wake()
+        for task in self._children.values():
+            task.cancel()
+        leaving = list(self._loops.values())
+        await asyncio.gather(*(self._leave(loop, task) for loop, task in leaving))
+        await asyncio.gather(*self._children.values(), return_exceptions=True)
+
+    async def _leave(self, loop: Loop, task: asyncio.Task[None]) -> None:
+        loop.draining = True
+        tool = loop.calls.in_flight
+        if tool is not None:
+            await asyncio.wait({task}, timeout=min(tool.timeout_s, EFFECT_GRACE_S))
+        if not task.done():
+            task.cancel()
+        await asyncio.wait({task})
