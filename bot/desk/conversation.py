@@ -38,7 +38,7 @@ _MEANINGS = (
     (Outcome.EXPIRED, ("expired", "suspension_expired", "approval_expired")),
     (Outcome.NOT_PERMITTED, ("not_permitted", "permission_changed", "permissions_changed")),
     (Outcome.REFUSED, ("refused", "guard_refused")),
-    (Outcome.STOPPED, ("stopped", "stopped_by_user")),
+    (Outcome.STOPPED, ("stopped", "stopped_by_user", "not_executed")),
     (Outcome.REPLACED, ("superseded", "replaced")),
     (Outcome.NOT_CHECKED, ("could_not_check",)),
     (Outcome.FAILED, ("tool_failed", "invalid_arguments", "unknown_tool")),

@@ -3,6 +3,7 @@
 Decides wording only. The failure it can cause: a sentence that claims more than the result in hand.
 """
 
+import re
 from typing import Any
 
 from bot.desk.conversation import Outcome, Tried
@@ -126,14 +127,16 @@ def did_not_work(tried: Tried, before: str = "") -> str:
     match tried.outcome:
         case Outcome.DECLINED:
             told = f"{what} was declined, so {undone}. I will not try again unless you ask me to."
-            if reason not in ("", "declined_by_user", "declined"):
-                told += f" What came with it: {reason}."
+            # The result also tells the model how to behave; only the person's own words are worth repeating.
+            theirs = re.search(r'Their reason: "(.*)"$', reason, re.DOTALL)
+            if theirs:
+                told += f" The reason given: {theirs[1]}"
         case Outcome.EXPIRED:
             told = f"Nobody approved in time, so {undone}. The approval expired; ask again when it should go out."
         case Outcome.REFUSED:
             told = f"{what} is not possible now: {reason}. So {undone}."
         case Outcome.NOT_PERMITTED:
-            told = f"{what} is not permitted for you: {reason}. So {undone}."
+            told = f"{what} is not permitted: what you may do in the CRM does not cover it, so {undone}."
         case Outcome.UNKNOWN:
             told = (
                 f"I can't tell whether {_happened(tried)}: {reason}. I will not repeat it, since it may have happened. "
@@ -142,11 +145,12 @@ def did_not_work(tried: Tried, before: str = "") -> str:
         case Outcome.BUDGET:
             told = f"{what} was not executed because this run's budget is used up, so {undone}."
         case Outcome.STOPPED:
-            told = f"This run was stopped, so {undone}."
+            told = f"This run ended before that, so {undone}."
         case Outcome.REPLACED:
             told = f"{what} was replaced by a newer instruction, so {undone}."
         case Outcome.NOT_CHECKED:
-            told = f"{what} could not be checked ({reason}), so {undone}. Please try again in a while."
+            checked = reason.removesuffix("nothing was done").rstrip("; ")
+            told = f"{what} has to wait: {checked}. So {undone}; please try again in a while."
         case Outcome.FAILED:
             told = f"{what} did not work: {reason}."
             if tried.tool in ("draft_quote", "send_quote"):

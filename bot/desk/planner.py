@@ -92,6 +92,11 @@ def _complete(request: Request, memory: Memory) -> Request:
             return _merge(before, answered)
     if before is None:
         return request
+    if request.wish is Wish.RETRY:
+        drafted = memory.quote if before.wish is Wish.QUOTE and before.send else None
+        if drafted is not None and drafted["status"] == "draft":
+            return Request(Wish.SEND, text=request.text, quote=drafted["number"], send=True)
+        return before
     if request.wish is Wish.SEND and request.again and request.quote is None and memory.quote is None:
         # "send it" while the quote it means is still being put together.
         return _merge(before, request) if before.wish is Wish.QUOTE else request
@@ -195,7 +200,7 @@ def _act(request: Request, turn: Turn, memory: Memory) -> Plan:
             return Say("You're welcome.")
         case Wish.HELP:
             return Say(phrases.HELP)
-        case Wish.FRAGMENT:
+        case Wish.RETRY | Wish.FRAGMENT:
             return Say(phrases.UNCLEAR)
 
 

@@ -21,6 +21,7 @@ class Wish(StrEnum):
     HELP = "help"
     THANKS = "thanks"
     CANCEL = "cancel"
+    RETRY = "retry"
     CANNOT = "cannot"
     FRAGMENT = "fragment"
 
@@ -103,6 +104,11 @@ _CANNOT = re.compile(
     r"\b(?:delete|remove|refund|withdraw|recall)\b|\bcancel\b|\b(?:lift|release|raise)\b.*\bhold\b"
     r"|\b(?:change|set|raise|lower|update)\b.*\b(?:tier|discount|price|permission|limit)\b|\bplace an order\b"
     r"|\bapprove\b",
+    re.IGNORECASE,
+)
+_RETRY = re.compile(
+    r"^(?:please\s+|now\s+|ok,?\s+)*(?:(?:(?:try|do)\s+(?:(?:it|that|this)\s+)?)?(?:again|once more)|retry)"
+    r"(?:\s+please)?[.!?]*$",
     re.IGNORECASE,
 )
 _THANKS = re.compile(
@@ -197,6 +203,8 @@ def _wish(text: str, *, has_lines: bool, account: str | None, quote: str | None,
         return Wish.THANKS
     if _CANCEL.match(text):
         return Wish.CANCEL
+    if _RETRY.match(text):
+        return Wish.RETRY
     forbids = _NO_SEND.search(text) is not None
     sends = _SEND.search(text) is not None and not forbids
     if _CANNOT.search(text) and not has_lines and not sends:

@@ -135,7 +135,7 @@ async def test_an_unknown_account_is_said_and_nothing_is_drafted() -> None:
         ("declined_by_user", "too expensive", "was declined, so quote Q-1042 was not sent"),
         ("refused", "account on credit hold since 2025-01-02: overdue", "account on credit hold since 2025-01-02"),
         ("not_permitted", "your permissions changed", "not permitted"),
-        ("could_not_check", "could not check your permissions", "could not be checked"),
+        ("could_not_check", "could not check your permissions", "could not check your permissions"),
         ("outcome_unknown", "the connection broke", "I can't tell whether quote Q-1042 was sent"),
         ("tool_failed", "the CRM can't be reached", "did not work: the CRM can't be reached"),
         ("superseded", "not executed", "replaced by a newer instruction, so quote Q-1042 was not sent"),
@@ -153,11 +153,31 @@ async def test_what_came_of_a_send_is_told_in_plain_words_and_never_repeated(kin
 
 async def test_a_decline_repeats_the_reason_that_came_with_it() -> None:
     talk = await Talk().until_send()
-    await talk.gets(error_text("declined_by_user", "too expensive"))
-    assert "too expensive" in talk.reply.text
+    words = "a person looked at this and said no; nothing was done. Do not try it again."
+    await talk.gets(error_text("declined_by_user", f'{words} Their reason: "too expensive".'))
+    assert "The reason given: too expensive" in talk.reply.text
+    assert "a person looked" not in talk.reply.text
 
 
-@pytest.mark.parametrize("kind", ["not_executed_budget", "expired", "stopped"])
+async def test_try_again_sends_the_draft_that_is_there_and_drafts_no_second_one() -> None:
+    talk = await Talk().until_send()
+    await talk.gets(error_text("could_not_check", "could not check your permissions (503); nothing was done"))
+    assert "has to wait: could not check your permissions (503). So quote Q-1042 was not sent" in talk.reply.text
+    await talk.says("try again please")
+    assert talk.call() == ("find_quote", {"quote_id": "Q-1042"})
+    await talk.gets({"quotes": [QUOTE], "found": 1})
+    assert talk.call() == SEND
+
+
+async def test_try_again_after_a_failed_draft_drafts() -> None:
+    talk = await Talk().says(ASK)
+    await talk.gets(error_text("tool_failed", "the CRM can't be reached"))
+    await talk.says("try again")
+    assert talk.call() == ("find_account", {"query": "Henderson"})
+    assert (await Talk().says("try again")).call() is None
+
+
+@pytest.mark.parametrize("kind", ["not_executed_budget", "expired", "stopped", "not_executed"])
 async def test_after_a_continue_what_was_not_executed_is_asked_for_again_but_not_for_ever(kind: str) -> None:
     talk = await Talk().until_send()
     for _ in range(3):
