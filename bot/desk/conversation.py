@@ -16,6 +16,8 @@ class Outcome(StrEnum):
     """What came of one call."""
 
     DONE = "done"
+    CONFIRMED = "confirmed"
+    """A person said that it happened; the tool's own result was lost."""
     DECLINED = "declined"
     EXPIRED = "expired"
     REFUSED = "refused"
@@ -43,6 +45,17 @@ _MEANINGS = (
     (Outcome.NOT_CHECKED, ("could_not_check",)),
     (Outcome.FAILED, ("tool_failed", "invalid_arguments", "unknown_tool")),
 )
+
+
+# What a tool's own result has at least; anything else is no result to build on.
+_SHAPES: dict[str, tuple[tuple[str, type], ...]] = {
+    "find_account": (("accounts", list), ("found", int)),
+    "find_item": (("items", list), ("found", int)),
+    "find_quote": (("quotes", list), ("found", int)),
+    "price": (("lines", list), ("total", str), ("account_name", str)),
+    "draft_quote": (("number", str), ("account_id", str), ("lines", list), ("total", str)),
+    "send_quote": (("number", str), ("account_id", str), ("lines", list), ("total", str), ("sent_to", str)),
+}
 
 
 @dataclass(frozen=True)
@@ -115,7 +128,11 @@ def _tried(tool: str, arguments: dict[str, Any], result: str | None) -> Tried:
     if not isinstance(value, dict):
         return Tried(tool, arguments, Outcome.OTHER, reason="the result is not one that I can read")
     if "error" not in value:
-        return Tried(tool, arguments, Outcome.DONE, value=value)
+        if all(isinstance(value.get(name), kind) for name, kind in _SHAPES.get(tool, ())):
+            return Tried(tool, arguments, Outcome.DONE, value=value)
+        if value.get("happened") is True:
+            return Tried(tool, arguments, Outcome.CONFIRMED, reason=str(value.get("confirmed_by", "somebody")))
+        return Tried(tool, arguments, Outcome.OTHER, reason="the result is not one that I can read")
     kind = str(value["error"])
     reason = str(value.get("reason") or kind)
     for outcome, kinds in _MEANINGS:

@@ -13,7 +13,7 @@ import aiohttp
 
 Json = dict[str, Any]
 
-ANSWER_WITHIN_S: Final = 8.0
+ANSWER_WITHIN_S: Final = 5.0
 """Seconds to wait for the CRM, below the tools' own timeout so that the reason says which system was slow."""
 
 

@@ -151,6 +151,10 @@ def did_not_work(tried: Tried, before: str = "") -> str:
         case Outcome.NOT_CHECKED:
             checked = reason.removesuffix("nothing was done").rstrip("; ")
             told = f"{what} has to wait: {checked}. So {undone}; please try again in a while."
+        case Outcome.CONFIRMED:
+            told = f"{reason} confirmed that {_happened(tried)}; the CRM's own answer was lost, so I have no details."
+            if tried.tool == "draft_quote":
+                told += " Ask me for the account's quotes to find its number; nothing was sent."
         case Outcome.FAILED:
             told = f"{what} did not work: {reason}."
             if tried.tool in ("draft_quote", "send_quote"):

@@ -7,6 +7,7 @@ would ask a person to approve what nobody wanted, so a negation always wins.
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Wish(StrEnum):
@@ -62,6 +63,9 @@ class Request:
     discount: str | None = None
     choice: int | None = None
 
+
+MOST_READ: Final = 2000
+"""Characters of a message that are read; no request of a person is longer, and patterns take time on long texts."""
 
 _MENTION = re.compile(r"<[@!][^>]*>")
 _LINK = re.compile(r"<(?:https?:|mailto:|tel:)[^|>]*\|?([^>]*)>")
@@ -167,7 +171,7 @@ def clean(text: str) -> str:
 
 def read(written: str) -> Request:
     """Return what the text asks for, without knowing what was said before."""
-    text = clean(written)
+    text = clean(written)[:MOST_READ]
     lines, rest = _lines(text)
     number = _QUOTE_NUMBER.search(rest)
     quote = f"Q-{number[1]}" if number else None

@@ -78,7 +78,7 @@ def _their_account(scope: Scope, account_id: str) -> bool:
 
 
 class _CrmTool(Tool[ArgsT], Generic[ArgsT]):
-    timeout_s = 10.0
+    timeout_s = 6.0
     permission = ""
 
     def __init__(self, crm: CrmClient) -> None:
@@ -92,10 +92,13 @@ class _Read(_CrmTool[ArgsT], Generic[ArgsT]):
 
 
 class _Write(_CrmTool[ArgsT], Generic[ArgsT]):
-    """A write whose key the CRM honours and can be asked about."""
+    """A write that the CRM can be asked about by its key, which it also honours.
+
+    ``idempotent_by_key`` stays False all the same: a request that is still on its way could land after the guard
+    refused a second attempt, so "did not happen" is believed only when none can be on its way any more.
+    """
 
     writes = True
-    idempotent_by_key = True
 
     async def _write(self, ctx: ToolContext, *path: str, body: Json) -> Json:
         """Post with the call's key. A refusal or no connection means that nothing happened; the rest is unknown."""

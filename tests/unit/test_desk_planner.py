@@ -1,14 +1,19 @@
 """What the desk does next, conversation by conversation; results are those that the loop and the CRM give."""
 
+import asyncio
 import json
+import re
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bot.desk import make_agent
 from bot.desk.conversation import Outcome, turns
 from bot.desk.model import ScriptedModel
+from bot.desk.reading import MOST_READ, read
 from core import Message, ModelReply, ToolCall
 from core.conversation import error_text
 
@@ -310,8 +315,64 @@ async def test_a_tool_that_is_not_offered_is_not_called() -> None:
     assert "find_account" in reply.text
 
 
+WORDS = st.sampled_from(
+    re.findall(
+        r"\S+",
+        """draft and send a quote for to Henderson Baker & Sons 200 1,200 of x SKU-4411 SKU-4420 Q-1042 it again now them
+        make 300 instead add same price who is find don't 20 % discount stop first the , . ? : \0 <@U1> gear pumps""",
+    )
+)
+RESULTS = st.sampled_from(
+    [
+        json.dumps({"accounts": [HENDERSON], "found": 1}),
+        json.dumps({"accounts": BAKERS, "found": 2}),
+        json.dumps({"accounts": [], "found": 0}),
+        json.dumps({"items": [], "found": 0}),
+        json.dumps({"quotes": [QUOTE], "found": 1}),
+        json.dumps({"quotes": [SENT, QUOTE, QUOTE], "found": 3}),
+        json.dumps(QUOTE),
+        json.dumps(SENT),
+        json.dumps({"happened": True}),
+        error_text("declined_by_user", "no"),
+        error_text("outcome_unknown", "do not repeat it"),
+        error_text("not_executed_budget", "used up"),
+        "{",
+    ]
+)
+
+
+@given(
+    said=st.lists(st.lists(WORDS, max_size=12).map(" ".join), min_size=1, max_size=4),
+    results=st.lists(RESULTS, max_size=30),
+)
+def test_whatever_is_said_and_whatever_comes_back_the_desk_comes_to_an_end(said: list[str], results: list[str]) -> None:
+    """No write is asked for again after a decline, an unknown outcome or a success within one turn."""
+
+    async def play() -> None:
+        coming = iter(results)
+        talk = Talk()
+        for text in said:
+            await talk.says(text)
+            closed: set[str] = set()
+            while (call := talk.call()) is not None:
+                key = json.dumps(call)
+                assert key not in closed
+                result = next(coming, "{")
+                if "not_executed_budget" not in result:
+                    closed.add(key)
+                await talk.gets(result)
+            assert talk.reply.text
+
+    asyncio.run(play())
+
+
+def test_a_very_long_message_is_read_in_no_time_to_speak_of() -> None:
+    text = "draft and send a quote for " + "a very long name and 3 more " * 4000
+    assert len(read(text).text) == MOST_READ
+
+
 def test_results_belong_to_their_calls_even_when_ids_repeat() -> None:
-    call = ToolCall(id="call_1", tool="price", arguments={})
+    call = ToolCall(id="call_1", tool="look", arguments={})
     found = turns(
         [
             Message(role="user", text="a"),
@@ -326,6 +387,29 @@ def test_results_belong_to_their_calls_even_when_ids_repeat() -> None:
         (Outcome.DONE, 2),
         (Outcome.UNKNOWN, None),
     ]
+
+
+async def test_a_send_that_a_person_confirmed_is_told_as_that() -> None:
+    talk = await Talk().until_send()
+    await talk.gets({"happened": True, "confirmed_by": "@U0RITA00001", "note": "no result known"})
+    assert talk.call() is None
+    assert "@U0RITA00001 confirmed that quote Q-1042 was sent" in talk.reply.text
+
+
+async def test_a_draft_that_a_person_confirmed_is_neither_repeated_nor_sent_blindly() -> None:
+    talk = await Talk().says(ASK)
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    await talk.gets({"happened": True, "confirmed_by": "@U0RITA00001", "note": "no result known"})
+    assert talk.call() is None
+    assert "nothing was sent" in talk.reply.text
+
+
+@pytest.mark.parametrize("text", ["{}", '{"accounts": 3}', '{"accounts": [], "found": "x"}', "cut off…"])
+async def test_a_read_whose_result_makes_no_sense_ends_in_words(text: str) -> None:
+    talk = await Talk().says(ASK)
+    await talk.gets(text)
+    assert talk.call() is None
+    assert "can't judge" in talk.reply.text
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[1]", "null", '{"error": 7}', '{"error": {"a": 1}}'])
