@@ -61,7 +61,9 @@ class App {
     this.#settle();
     const moved = before.channel !== this.route.channel || before.home !== this.route.home;
     if (moved) this.#ends.delete("main-scroll");
-    this.draw(moved || before.thread !== this.route.thread);
+    this.arrived ||= moved || before.thread !== this.route.thread;
+    this.drawNow();
+    if (this.route.message) return;
     if (this.route.thread && before.thread !== this.route.thread && !matchMedia("(pointer: coarse)").matches) this.threadComposer.focus();
     else if (moved && !this.route.home && !matchMedia("(pointer: coarse)").matches) this.composer.focus();
     if (before.thread && !this.route.thread && !moved) document.querySelector(`[data-testid="message-${CSS.escape(before.thread)}"]`)?.focus({ preventScroll: true });
@@ -242,7 +244,7 @@ class App {
     const stayMain = arrived || this.#ends.get("main-scroll") !== false;
     const stayThread = arrived || this.#ends.get("thread-scroll") !== false;
     const channel = route.home ? null : store.channel(route.channel);
-    if (channel && !document.hidden) store.read(channel.id);
+    if (channel && !document.hidden && store.read(channel.id)) void post("/page/read", { as: store.me, channel: channel.id });
     document.body.dataset.pane = this.panelOpen ? "panel" : channel && route.thread ? "thread" : channel || route.home ? "main" : "sidebar";
     document.title = `${route.home ? `${store.bot.name} home` : channel ? (channel.kind === "im" ? "" : "#") + store.channelName(channel) : "Workspace"} · ${store.team?.name ?? ""}`;
     this.sidebar.render();

@@ -62,8 +62,10 @@ function drawMessage(message, app, { compact, root, inThread, replies, pointed }
   const channel = app.route.channel;
   const quiet = message.subtype && /^(channel|group)_(join|leave|topic|purpose|name)/.test(message.subtype);
   const ctx = app.blockContext({ kind: "message", channel, ts: message.ts, blocks: message.blocks, ephemeral: message.ephemeral });
-  const edited = message.edited && !message.blocks?.length ? h("span", { class: "edited" }, "(edited)") : null;
-  const content = message.blocks?.length
+  const typed = Boolean(message.client_msg_id) && message.blocks?.length === 1; // the composer's own rich_text says no more than the text
+  const drawn = message.blocks?.length && !typed;
+  const edited = message.edited && !drawn ? h("span", { class: "edited" }, "(edited)") : null;
+  const content = drawn
     ? h("div", { class: hasFrame(message) ? "blocks framed" : "blocks" }, drawBlocks(message.blocks, ctx))
     : h("div", { class: "text", dir: "auto" }, mrkdwn(message.text ?? "", app.names), edited ? " " : null, edited);
   const time = h("time", { class: "when", datetime: date.toISOString(), title: fullTime(date) }, clockTime(date));

@@ -26,8 +26,10 @@ export function hrefOf({ as, channel = null, thread = null, message = null, home
   return parts.join("/");
 }
 
-/** A permalink of this workspace (/archives/C1/p1700000000000100?thread_ts=…) as {channel, thread, message}, or null. */
+/** A permalink of this workspace (/archives/C1/p1700000000000100?thread_ts=…, or where the server leads it: /?channel=…&ts=…) as {channel, thread, message}, or null. */
 export function readPermalink(url) {
+  const { searchParams } = url;
+  if (url.pathname === "/" && searchParams.has("channel")) return { channel: searchParams.get("channel"), message: searchParams.get("ts"), thread: searchParams.get("thread_ts") };
   const match = /^\/archives\/([A-Z0-9]+)(?:\/p(\d{7,}))?\/?$/.exec(url.pathname);
   if (!match) return null;
   const message = match[2] ? `${match[2].slice(0, -6)}.${match[2].slice(-6)}` : null;

@@ -29,7 +29,7 @@ export class Store {
     if (now) setNow(now);
     Object.assign(this, { home: null, views: [], statuses: [], panel: false }, rest);
     if (!samePerson) { this.#forms.clear(); }
-    this.unread = samePerson ? this.unread : { ...snapshot.unread };
+    this.unread = { ...snapshot.unread };
     const local = samePerson ? this.#localNotes() : [];
     this.#messages = new Map(Object.entries(messages ?? {}).map(([channel, list]) => [channel, new Map(list.map((message) => [message.ts, message]))]));
     for (const [channel, note] of local) this.#channel(channel).set(note.ts, note);
@@ -96,7 +96,12 @@ export class Store {
     this.unread = { ...this.unread, [channel]: (this.unread[channel] ?? 0) + 1 };
   }
 
-  read(channel) { if (this.unread[channel]) this.unread = { ...this.unread, [channel]: 0 }; }
+  /** Everything in this channel has been seen; says whether that is new. */
+  read(channel) {
+    if (!this.unread[channel]) return false;
+    this.unread = { ...this.unread, [channel]: 0 };
+    return true;
+  }
 
   // Clicks -----------------------------------------------------------------------------------------------
 

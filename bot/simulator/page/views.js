@@ -47,10 +47,11 @@ export class Modals {
       depth > 1 ? h("button", { type: "button", class: "icon-button", testid: "modal-back", "aria-label": "Back to the previous view", onclick: () => this.close(false) }, icon("back")) : h("span", { class: "avatar small bot", "aria-hidden": "true" }, h("i", { class: "mark" })),
       h("h2", { id: "modal-title", dir: "auto" }, plainText(view.title)), depth > 1 ? h("small", { class: "depth" }, `${depth} of 3`) : null,
       h("button", { type: "button", class: "icon-button", testid: "modal-x", "aria-label": "Close", onclick: () => this.close(true) }, icon("close"))) }]);
-    reconcile(this.problem, status?.state === "failed" ? [{ key: "p", sig: status.error, build: () => h("div", { class: "failure", role: "alert", testid: "modal-failed" }, icon("warning", 16), status.error) }] : []);
+    const problem = status?.state === "failed" ? status.error : ctx.errors[""];
+    reconcile(this.problem, problem ? [{ key: "p", sig: problem, build: () => h("div", { class: "failure", role: "alert", testid: "modal-failed" }, icon("warning", 16), problem) }] : []);
     reconcile(this.blocks, blockItems(view, this.app, ctx, ctx.errors, owner));
     const pending = status?.state === "pending";
-    const submit = plainText(view.submit) || (view.blocks?.some((block) => block.type === "input") ? "Submit" : "");
+    const submit = plainText(view.submit);
     reconcile(this.foot, [{ key: "foot", sig: `${view.id}|${submit}|${plainText(view.close)}|${pending}`, build: () => h("div", { class: "modal-foot" },
       h("button", { type: "button", class: "button", testid: "modal-close", onclick: () => this.close(false) }, plainText(view.close) || (submit ? "Cancel" : "Close")),
       submit ? h("button", { type: "submit", class: `button primary solid ${pending ? "pending" : ""}`, testid: "modal-submit", "aria-busy": pending ? "true" : null, "aria-disabled": pending ? "true" : null }, h("span", { class: "label" }, submit), pending ? h("span", { class: "spinner", "aria-hidden": "true" }) : null) : null) }]);
@@ -76,6 +77,7 @@ export class Modals {
     if (Object.keys(errors).length) { this.#pointAtError(); return; }
     store.begin(place);
     const answer = await post("/page/view_submit", { as: store.me, view_id: view.id, values: form.state(view.blocks) });
+    if (answer.errors) { store.settle(place); store.apply({ event: "view_errors", view_id: view.id, errors: answer.errors }); return; }
     if (!answer.ok) { store.fail(place, answer.text || answer.error); return; }
     if (answer.interaction_id) store.bind(answer.interaction_id, place);
   }
