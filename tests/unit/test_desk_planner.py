@@ -319,7 +319,8 @@ WORDS = st.sampled_from(
     re.findall(
         r"\S+",
         """draft and send a quote for to Henderson Baker & Sons 200 1,200 of x SKU-4411 SKU-4420 Q-1042 it again now them
-        make 300 instead add same price who is find don't 20 % discount stop first the , . ? : \0 <@U1> gear pumps""",
+        make 300 instead add same price
+        who is find don't 20 % discount stop first the , . ? : \0 <@U1> gear pumps""",
     )
 )
 RESULTS = st.sampled_from(
