@@ -1,0 +1,76 @@
+"""The heartbeat: this process's sign of life, one row, every second.
+
+Decides: whether this process has had the database for long enough to judge others by it. Does not: reap. Beats go on
+during long model and tool calls: slow is not dead. The failure it can cause: a heartbeat that stops while the process
+works lets its runs be reaped; the fence then keeps it from writing, but work is done twice. So the beat is at most a
+third of the lease, which is asserted at start.
+"""
+
+import asyncio
+import logging
+from typing import Protocol
+
+from core.errors import Misconfigured, StoreUnavailable
+from core.ports import Clock
+
+log = logging.getLogger("atlas.heartbeat")
+
+BEAT_EVERY_S = 1.0
+# An outage of the database must reap nobody: only after this many beats in a row may this process judge leases.
+BEATS_BEFORE_JUDGING = 3
+
+
+class Pulse(Protocol):
+    """Where beats go."""
+
+    async def beat(self) -> None:
+        """Store one beat, registering the process when its row is gone, and hold its session lock.
+
+        Raises: StoreUnavailable."""
+        ...
+
+    async def end(self) -> None:
+        """Remove the row and the lock: a clean leave."""
+        ...
+
+
+class Heartbeat:
+    """Beats until stopped. *streak*: beats in a row since the last failure."""
+
+    def __init__(self, pulse: Pulse, clock: Clock, lease_s: float) -> None:
+        if lease_s < 3 * BEAT_EVERY_S:
+            raise Misconfigured([f"ATLAS_LEASE_S={lease_s:g} is below {3 * BEAT_EVERY_S:g} s, three beats: raise it"])
+        self.pulse = pulse
+        self.clock = clock
+        self.streak = 0
+
+    @property
+    def may_judge(self) -> bool:
+        """Say whether this process has had the database for three beats."""
+        return self.streak >= BEATS_BEFORE_JUDGING
+
+    async def beat(self) -> None:
+        """Beat once. Raises: StoreUnavailable."""
+        try:
+            await self.pulse.beat()
+        except StoreUnavailable:
+            self.streak = 0
+            raise
+        self.streak += 1
+
+    async def run(self) -> None:
+        """Beat every second until cancelled."""
+        while True:
+            try:
+                await self.beat()
+            except StoreUnavailable as error:
+                log.warning("no beat: %s", error)
+            await self.clock.sleep(BEAT_EVERY_S)
+
+    async def stop(self) -> None:
+        """Leave cleanly."""
+        try:
+            async with asyncio.timeout(2.0):
+                await self.pulse.end()
+        except (StoreUnavailable, TimeoutError):
+            log.info("left without saying so; the lease will lapse")
