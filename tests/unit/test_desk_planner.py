@@ -318,8 +318,8 @@ async def test_a_tool_that_is_not_offered_is_not_called() -> None:
 WORDS = st.sampled_from(
     re.findall(
         r"\S+",
-        """draft and send a quote for to Henderson Baker & Sons 200 1,200 of x SKU-4411 SKU-4420 Q-1042 it again now them
-        make 300 instead add same price
+        """draft and send a quote for to Henderson Baker & Sons 200 1,200 of x SKU-4411 SKU-4420 Q-1042 it again now
+        them make 300 instead add same price
         who is find don't 20 % discount stop first the , . ? : \0 <@U1> gear pumps""",
     )
 )
