@@ -1,0 +1,57 @@
+"""From rows to Block Kit: pure functions, no I/O, no clock.
+
+Decides: what a message of each kind shows. Does not: send it (delivery does) or choose words (texts does). The failure
+it can cause: a message that Slack refuses; ``lint`` and slack_sdk's own validation hold every golden render.
+"""
+
+from dataclasses import dataclass
+
+from bot.blocks import run_messages
+from bot.blocks.cards import Surroundings, card
+from bot.lines import Block, clip
+from core.ports import OutboxRow, RenderInputs
+
+# chat.update refuses a text above 4,000 characters (msg_too_long); notifications show far less anyway.
+FALLBACK_LIMIT = 3_900
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A message: *text* for notifications and old clients (mrkdwn, escaped), *blocks* for everybody else."""
+
+    text: str
+    blocks: list[Block]
+
+
+def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundings) -> Rendered:
+    """Return what the message of *row* shows at *version*; every block id changes with the version.
+
+    Raises: LookupError when the row's kind needs rows that are not there.
+    """
+    match row.kind:
+        case "card":
+            text, blocks = card(inputs, around)
+        case "progress":
+            text, blocks = run_messages.progress(inputs)
+        case "answer":
+            text, blocks = run_messages.answer(inputs)
+        case "halt":
+            text, blocks = run_messages.halt(inputs, row.ref)
+        case "failure":
+            text, blocks = run_messages.failure(inputs)
+        case "alert":
+            text, blocks = run_messages.alert(inputs, around)
+        case _:
+            text, blocks = run_messages.notice(inputs)
+    return Rendered(clip(text, FALLBACK_LIMIT), identified(blocks, version))
+
+
+def identified(blocks: list[Block], version: int) -> list[Block]:
+    """Return *blocks* with ids of this version. Markdown blocks get none: Slack does not keep theirs."""
+    return [
+        block if block["type"] == "markdown" else {**block, "block_id": f"v{version}.{at}"}
+        for at, block in enumerate(blocks)
+    ]
+
+
+__all__ = ["Rendered", "Surroundings", "identified", "render"]

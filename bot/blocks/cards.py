@@ -1,0 +1,169 @@
+"""Suspension cards: what is asked, what may be pressed, what became of it. Rendered from rows, never parsed back.
+
+Decides: what an approver sees before the click and everybody after it. Does not: judge clicks. The failure it can
+cause: a card that shows less than the digest covers; an artefact that does not fit has no Approve on its card.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from bot import texts
+from bot.blocks.artefact import (
+    Change,
+    artefact,
+    beginning,
+    change_list,
+    changes_between,
+    fits,
+    header,
+    preview_of,
+    rich_line,
+)
+from bot.lines import Block, Bold, Code, Line, Link, When, Who, clip, mrkdwn, plain_text, visible
+from core.ports import RenderInputs
+from core.run import Run, Suspension, SuspensionKind, SuspensionStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What rendering needs to know of the workspace: its address, and ids of user groups by handle."""
+
+    url: str = ""
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+    def link(self, at: tuple[str, str] | None, label: str, thread_ts: str | None = None) -> Link | None:
+        """Return a link to a message, if the workspace's address and the message's place are known."""
+        if at is None or not self.url or not at[0] or not at[1]:
+            return None
+        return Link(texts.place_link(self.url, at[0], at[1], thread_ts), label)
+
+
+def press_value(suspension: Suspension) -> str:
+    """Return what a button carries: suspension, token and the digest that its reader saw. Under 2,000 characters."""
+    return json.dumps({"s": suspension.id, "t": suspension.token, "d": suspension.digest}, separators=(",", ":"))
+
+
+def button(action: str, label: str, value: str, style: str | None = None, confirm: Block | None = None) -> Block:
+    """Return a button element."""
+    element: Block = {"type": "button", "action_id": action, "text": {**plain_text(label, 75), "emoji": True}}
+    element["value"] = value
+    if style:
+        element["style"] = style
+    if confirm:
+        element["confirm"] = confirm
+    return element
+
+
+def continue_value(run: Run) -> str:
+    """Return what a Continue button carries: the run, and the number of the halt that it continues."""
+    return json.dumps({"r": run.id, "n": run.halts}, separators=(",", ":"))
+
+
+def context(*lines: Line) -> Block:
+    """Return small print; each line escaped on its own."""
+    elements = [{"type": "mrkdwn", "text": mrkdwn(line), "verbatim": True} for line in lines if line]
+    return {"type": "context", "elements": elements[:10]}
+
+
+def card(inputs: RenderInputs, around: Surroundings, *, table: bool = True) -> tuple[str, list[Block]]:
+    """Return a suspension's fallback text and blocks, before or after its decision."""
+    suspension = inputs.suspension
+    run = inputs.run
+    if suspension is None or run is None:
+        raise LookupError("a card without its suspension or run")
+    preview = preview_of(suspension)
+    changes = changes_between(inputs.versus, suspension) if inputs.versus else []
+    whole = fits(preview, changes)
+    is_open = suspension.status is SuspensionStatus.OPEN
+    if suspension.kind is SuspensionKind.OUTCOME:
+        action = Bold(clip(visible(preview.title), 1_000))
+        blocks = [header("Did it happen?"), rich_line((action, f"\n{texts.LOST_SIGHT}"))]
+    else:
+        blocks = [header(preview.title)]
+    fallback = _status(blocks, suspension, run, inputs, around, preview.title)
+    if is_open and inputs.versus:
+        blocks += change_list(changes)
+    blocks += artefact(preview, table=table) if whole else beginning(preview)
+    if is_open:
+        text = mrkdwn(texts.waiting_for(suspension, run.owner.user_id, around.groups))
+        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
+        blocks.append({"type": "actions", "elements": buttons(suspension, whole=whole)})
+    elif suspension.status is SuspensionStatus.EXPIRED and inputs.continuable:
+        blocks.append(
+            {"type": "actions", "elements": [button("continue", "Ask again", continue_value(run), "primary")]}
+        )
+    blocks.append(_footer(suspension, inputs, is_open=is_open))
+    return fallback, blocks
+
+
+def _status(
+    blocks: list[Block], suspension: Suspension, run: Run, inputs: RenderInputs, around: Surroundings, title: str
+) -> str:
+    """Append the lines that say where the suspension stands; return the fallback text."""
+    title = clip(visible(title), 150)
+    if suspension.status is not SuspensionStatus.OPEN:
+        newer = inputs.links.get(f"card:{suspension.replaced_by}") if suspension.replaced_by else None
+        sign, words = texts.phase(suspension, around.link(newer, "open it", run.thread_ts))
+        blocks.append(rich_line((f"{sign} ", *(part for part in _short(words)))))
+        return mrkdwn((f"{sign} ", *_short(words), f" · {title}"))
+    if inputs.versus:
+        blocks.append(
+            rich_line((Bold("This changed while it was waiting"), ", so it is asked again. Please look anew."))
+        )
+    if suspension.note:
+        blocks.append(rich_line((clip(visible(suspension.note), 1_000),)))
+    question = "Did it happen" if suspension.kind is SuspensionKind.OUTCOME else "Waiting for approval"
+    return mrkdwn((f"✋ {question}: {title} · asked by ", Who(suspension.asked_by)))
+
+
+def _short(line: Line) -> Line:
+    return tuple(clip(part, 1_500) if isinstance(part, str) and part.strip() else part for part in line)
+
+
+def buttons(suspension: Suspension, *, whole: bool) -> list[Block]:
+    """Return what may be pressed on an open card. *whole*: everything is visible, so Approve may stand here."""
+    value = press_value(suspension)
+    if suspension.kind is SuspensionKind.OUTCOME:
+        return [
+            button("happened", "It happened", value, "primary"),
+            button("did_not_happen", "It did not happen", value, "danger"),
+        ]
+    decline = button("decline", "Decline", value, "danger")
+    if not whole:
+        return [button("details", "Details", value, "primary"), decline]
+    confirm = None
+    if suspension.policy.severity == "high":
+        confirm = confirm_dialog(preview_of(suspension).title)
+    return [button("approve", "Approve", value, "primary", confirm), decline]
+
+
+def confirm_dialog(title: str) -> Block:
+    """Return the dialog that a severe action asks for before its Approve counts."""
+    return {
+        "title": plain_text("Really approve?", 100),
+        "text": plain_text(f"{clip(visible(title), 200)}. This is marked as severe.", 300),
+        "confirm": plain_text("Approve", 30),
+        "deny": plain_text("Not yet", 30),
+    }
+
+
+def _footer(suspension: Suspension, inputs: RenderInputs, *, is_open: bool) -> Block:
+    digests: Line = ("digest ", Code(suspension.digest[:8]))
+    if inputs.versus:
+        digests = ("digest ", Code(inputs.versus.digest[:8]), " → ", Code(suspension.digest[:8]))
+    lines: list[Line] = []
+    if is_open:
+        lines.append(texts.silence(suspension))
+    if suspension.decided_at and not is_open:
+        lines.append(("Decided ", When(suspension.decided_at, "{date_short_pretty} {time}")))
+    lines.append(("Asked by ", Who(suspension.asked_by), " · ", Code(f"{suspension.tool}"), " · ", *digests))
+    if is_open and inputs.identical_success_at:
+        when = When(inputs.identical_success_at, "{date_short_pretty} {time}")
+        lines.append(("⚠️ An identical one succeeded ", when, "."))
+    return context(*lines)
+
+
+def changes_of(suspension: Suspension, versus: Suspension | None) -> list[Change]:
+    """List what changed against the version that this one replaced."""
+    return changes_between(versus, suspension) if versus else []
