@@ -34,11 +34,12 @@ class ChatMethods:
         # what happens to a reply under a parent that does not exist: Slack documents neither
         self.refuse_orphan_replies = False
 
-    def room(self, call: Call, name: str = "channel") -> Room:
+    def room(self, call: Call, name: str = "channel", outside: str = "not_in_channel") -> Room:
         """Return the room that a write names by id, #name or (a DM) user id.
 
         Raises:
-            SlackError: channel_not_found, not_in_channel, messages_tab_disabled.
+            SlackError: channel_not_found, or `outside` for a public channel without the bot
+                (chat.delete and reactions.* document no not_in_channel).
         """
         channel = call.need(name, "channel_not_found")
         if channel[:1] in ("U", "W"):
@@ -52,7 +53,7 @@ class ChatMethods:
                 raise SlackError("channel_not_found")
             room = found
         if self._workspace.bot_user_id not in room.members:
-            raise SlackError("channel_not_found" if room.is_private else "not_in_channel")
+            raise SlackError("channel_not_found" if room.is_private else outside)
         return room
 
     def writable(self, call: Call, name: str = "channel") -> Room:
@@ -113,7 +114,7 @@ class ChatMethods:
 
     def delete(self, call: Call) -> Answer:
         """chat.delete."""
-        room = self.room(call)
+        room = self.room(call, outside="channel_not_found")
         message = self._own(call, room, "cant_delete_message")
         self._rooms.remove(room, message["ts"])
         return {"ok": True, "channel": room.id, "ts": message["ts"]}
@@ -252,7 +253,7 @@ class ChatMethods:
         return message
 
     def _reacted(self, call: Call) -> tuple[Message, str]:
-        room = self.room(call)
+        room = self.room(call, outside="channel_not_found")
         name = call.need("name", "invalid_name").strip(":")
         message = room.messages.get(call.need("timestamp", "no_item_specified"))
         if message is None:

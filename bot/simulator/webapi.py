@@ -60,7 +60,7 @@ class WebApi:
         self._journal = journal
         self._faults = faults
         self._tiers = tiers
-        self._methods = methods
+        self.methods = methods
         self._url = url
         # None while tokens are good; token_revoked, account_inactive, ... when they are not
         self.token_error: str | None = None
@@ -82,7 +82,7 @@ class WebApi:
             spoiled = await self._spoil_before(fault, request, name, call_id)
             if spoiled is not None:
                 return spoiled
-        method = self._methods.get(name)
+        method = self.methods.get(name)
         try:
             if refused is not None:
                 raise refused
