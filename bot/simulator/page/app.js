@@ -74,7 +74,11 @@ class App {
     const { store } = this;
     sessionStorage.setItem("atlas-as", store.me);
     this.#homeFor = null;
-    if (this.wanted) { const wanted = this.wanted; this.wanted = null; this.#openPermalink(wanted); }
+    if (this.wanted) {
+      const place = this.#placeOf(this.wanted);
+      this.wanted = null;
+      if (place) { history.replaceState(null, "", hrefOf(place)); this.route = readRoute(); }
+    }
     if (this.route.as !== store.me) { history.replaceState(null, "", hrefOf({ ...this.route, as: store.me })); this.route = readRoute(); }
     this.#settle();
     if (!this.panelStarted) { this.panelStarted = true; this.showPanel(store.panel && innerWidth >= 1280, false); }
@@ -100,14 +104,19 @@ class App {
     if (permalink) { event.preventDefault(); if (this.modals.top) void this.modals.close(true); this.#openPermalink(permalink); }
   }
 
-  #openPermalink({ channel, message, thread }) {
-    const { store } = this;
-    if (!store.channel(channel)) { toast("You are not in that channel.", "bad"); return; }
-    const found = message ? store.message(channel, message) : null;
-    const inThread = thread ?? found?.thread_ts ?? null;
+  #openPermalink(permalink) {
+    const place = this.#placeOf(permalink);
+    if (!place) return;
     this.#pointed = null;
-    const href = hrefOf({ as: store.me, channel, thread: inThread, message });
+    const href = hrefOf(place);
     if (location.hash === href) this.#moved(); else location.hash = href;
+  }
+
+  /** Where a permalink leads this person; null (and a word about it) if they may not go there. */
+  #placeOf({ channel, message, thread }) {
+    const { store } = this;
+    if (!store.channel(channel)) { toast("You are not in that channel.", "bad"); return null; }
+    return { as: store.me, channel, message, thread: thread ?? (message ? store.message(channel, message)?.thread_ts : null) ?? null };
   }
 
   async openDm() {
@@ -258,14 +267,15 @@ class App {
       if (list.length) drawList(el("messages"), list, this, { thread: null, focus: route.thread ? null : route.message });
       else reconcile(el("messages"), [{ key: "empty", sig: channel.id + store.bot.name, build: () => this.#welcome(channel) }]);
       this.composer.aim({ channel: channel.id, label: channel.kind === "im" ? `Message ${store.channelName(channel)}` : `Message #${channel.name}` });
-      if (stayMain && !(route.message && !route.thread)) el("main-scroll").scrollTop = el("main-scroll").scrollHeight;
     } else el("messages").replaceChildren();
     if (route.home) {
       if (this.#homeFor !== store.me) { this.#homeFor = store.me; void post("/page/home_open", { as: store.me }); }
       drawHome(el("home"), this);
       if (arrived) el("main-scroll").scrollTop = 0;
     } else this.#homeFor = null;
-    this.#drawThread(channel, stayThread);
+    this.#drawThread(channel);
+    if (channel && stayMain && !(route.message && !route.thread)) el("main-scroll").scrollTop = el("main-scroll").scrollHeight;
+    if (channel && route.thread && stayThread && !route.message) el("thread-scroll").scrollTop = el("thread-scroll").scrollHeight;
     this.modals.render();
     this.#pointAt(arrived);
   }
@@ -299,6 +309,7 @@ class App {
       channel && channel.kind !== "im" ? icon("hash", 18) : withBot ? presence(store.bot) : null,
       h("h2", { id: "place-name" }, h("bdi", null, name)),
       channel?.is_ext_shared ? h("span", { class: "badge external" }, "Shared") : null,
+      channel?.topic ? h("small", { class: "topic", dir: "auto", title: channel.topic }, channel.topic) : null,
       withBot ? h("div", { class: "tabs" },
         h("a", { href: hrefOf({ as: store.me, home: true }), "aria-current": route.home ? "page" : null, testid: "tab-home" }, "Home"),
         h("a", { href: dm ? hrefOf({ as: store.me, channel: dm.id }) : "#", "aria-current": route.home ? null : "page", testid: "tab-messages", onclick: (event) => { if (!dm) { event.preventDefault(); void this.openDm(); } } }, "Messages")) : null,
@@ -308,7 +319,7 @@ class App {
       store.panel ? h("button", { type: "button", class: "pill", testid: "panel-toggle", "aria-expanded": String(this.panelOpen), "aria-controls": "panel", onclick: () => this.showPanel(!this.panelOpen) }, icon("world", 16), h("span", null, "The world")) : null) }]);
   }
 
-  #drawThread(channel, stay) {
+  #drawThread(channel) {
     const { store, route } = this;
     const open = Boolean(channel && route.thread);
     el("thread").hidden = !open;
@@ -325,7 +336,6 @@ class App {
     const status = store.threadStatus(channel.id, route.thread);
     reconcile(el("thread-status"), status ? [{ key: "s", sig: statusText(status, this), build: () => h("div", { class: "working" }, h("i", { class: "pulse", "aria-hidden": "true" }), statusText(status, this)) }] : []);
     this.threadComposer.aim({ channel: channel.id, thread: route.thread, label: "Reply…" });
-    if (stay && !route.message) el("thread-scroll").scrollTop = el("thread-scroll").scrollHeight;
   }
 
   #tombstone(shown) {

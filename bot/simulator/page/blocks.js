@@ -2,7 +2,7 @@
 // sends is never silently invisible.
 
 import { h, icon } from "./dom.js";
-import { mrkdwn, plainText, textObject } from "./mrkdwn.js";
+import { plainText, textObject } from "./mrkdwn.js";
 import { markdown } from "./markdown.js";
 import { richText } from "./richtext.js";
 import { interactive } from "./inputs.js";
@@ -68,14 +68,15 @@ function input(block, ctx) {
 
 function cell(content, ctx) {
   if (content?.type === "rich_text") return richText(content, ctx.names);
-  if (content?.type === "mrkdwn") return mrkdwn(content.text ?? "", ctx.names);
   return String(content?.text ?? content?.value ?? content?.number ?? "");
 }
+
+const brief = (content) => content?.type !== "rich_text" && cell(content).length <= 20;
 
 function table(block, ctx) {
   const settings = block.column_settings ?? [];
   const kind = (at) => [settings[at]?.align ? `align-${settings[at].align}` : "", settings[at]?.is_wrapped ? "wrapped" : ""].join(" ");
-  const row = (cells, tag) => h("tr", null, cells.map((content, at) => h(tag, { class: kind(at), scope: tag === "th" ? "col" : null, dir: "auto" }, cell(content, ctx))));
+  const row = (cells, tag) => h("tr", null, cells.map((content, at) => h(tag, { class: `${kind(at)}${brief(content) ? " brief" : ""}`, scope: tag === "th" ? "col" : null, dir: "auto" }, cell(content, ctx))));
   const [head, ...rest] = block.rows ?? [];
   return h("div", { class: "table-scroll", tabindex: "0", role: "group", "aria-label": "Table" }, h("table", null, head ? h("thead", null, row(head, "th")) : null, h("tbody", null, rest.map((cells) => row(cells, "td")))));
 }

@@ -62,8 +62,8 @@ export class Composer {
       && (person.name.toLowerCase().startsWith(wanted) || (person.real_name ?? "").toLowerCase().split(" ").some((_, i, words) => words.slice(i).join(" ").startsWith(wanted))));
     const rank = (person) => (person.id === store.bot.user_id ? 0 : members.has(person.id) ? 1 : 2);
     found.sort((a, b) => rank(a) - rank(b));
-    this.#offer(found.slice(0, 8).map((person) => ({ from: before.length - at[1].length - 1, insert: `@${person.name} `, id: person.id,
-      draw: () => [avatar(person, "small"), h("bdi", null, h("strong", null, person.name)), h("small", null, [person.real_name === person.name ? "" : person.real_name, rank(person) === 2 ? "not in this channel" : ""].filter(Boolean).join(", "))] })));
+    this.#offer(found.slice(0, 8).map((person) => ({ from: before.length - at[1].length - 1, insert: `@${person.real_name || person.name} `, id: person.id,
+      draw: () => [avatar(person, "small"), h("bdi", null, h("strong", null, person.real_name || person.name)), h("small", null, [person.title, rank(person) === 2 ? "not in this channel" : ""].filter(Boolean).join(", "))] })));
   }
 
   #offer(choices) {

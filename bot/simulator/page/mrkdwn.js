@@ -113,7 +113,7 @@ function special(body, names) {
 
 export function mention(id, names) {
   const person = names.person(id);
-  return h("span", { class: id === names.me ? "mention mine" : "mention", title: person?.real_name }, h("bdi", null, `@${person?.name ?? id}`));
+  return h("span", { class: id === names.me ? "mention mine" : "mention", title: person?.title }, h("bdi", null, `@${person?.real_name || person?.name || id}`));
 }
 
 export function channelLink(id, names) {

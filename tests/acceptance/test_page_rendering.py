@@ -1,0 +1,356 @@
+"""The workspace page in a real browser, against the real simulator, with a small Bolt app as the bot.
+
+Decides whether a person can see and do in the page what Slack would let them. It says nothing about Atlas itself:
+the app here is a few lines of its own. Failure it can cause: none outside; each test has its own server and page.
+"""
+
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from slack_bolt.adapter.socket_mode.aiohttp import AsyncSocketModeHandler
+from slack_bolt.async_app import AsyncApp
+from slack_sdk.web.async_client import AsyncWebClient
+
+from bot.simulator.server import Simulator
+from bot.simulator.workspace import MARCUS, RITA, SALES_DESK
+
+playwright_api = pytest.importorskip("playwright.async_api", reason="playwright is not installed")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--no-first-run"]
+WIDE, NARROW = (1440, 900), (390, 780)
+expect = playwright_api.expect
+
+Opener = Callable[..., Awaitable[Any]]
+
+
+def plain(text: str) -> dict[str, Any]:
+    return {"type": "plain_text", "text": text}
+
+
+def button(action_id: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "button", "action_id": action_id, "text": plain(text), "value": action_id, **more}
+
+
+def card(*buttons: dict[str, Any], title: str = "Send quote Q-1042") -> list[dict[str, Any]]:
+    return [
+        {"type": "header", "text": plain(title)},
+        {"type": "section", "text": {"type": "mrkdwn", "text": "*Total* 721.60 EUR"}},
+        {"type": "actions", "block_id": "choice", "elements": list(buttons)},
+    ]
+
+
+@pytest.fixture
+async def slack() -> AsyncIterator[Simulator]:
+    async with Simulator() as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def client(slack: Simulator) -> AsyncWebClient:
+    return AsyncWebClient(token=slack.workspace.bot_token, base_url=slack.api_url)
+
+
+@pytest.fixture
+async def page_of(slack: Simulator) -> AsyncIterator[Opener]:
+    """Open the page: `await page_of(RITA, "C0SALESDESK/thread/…", size=NARROW)`; its script errors fail the test."""
+    async with playwright_api.async_playwright() as playwright:
+        bundled = Path(playwright.chromium.executable_path)
+        if CHROMIUM is None and not bundled.exists():
+            pytest.skip("no Chromium on this machine")
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        troubles: list[str] = []
+
+        async def open_page(person: str, place: str = SALES_DESK, size: tuple[int, int] = WIDE) -> Any:
+            context = await browser.new_context(viewport={"width": size[0], "height": size[1]})
+            page = await context.new_page()
+            page.on("pageerror", lambda error: troubles.append(str(error)))
+            await page.goto(f"{slack.url}/#/as/{person}/{place}")
+            await page.wait_for_selector("body[data-ready='1']")
+            return page
+
+        yield open_page
+        await browser.close()
+        assert troubles == []
+
+
+@pytest.fixture
+async def app(slack: Simulator, client: AsyncWebClient) -> AsyncIterator[AsyncApp]:
+    """A connected Bolt app without listeners."""
+    bolt = AsyncApp(client=client)
+    handler = AsyncSocketModeHandler(bolt, slack.workspace.app_token)
+    await handler.connect_async()  # type: ignore[no-untyped-call]  # Bolt leaves it bare
+    await slack.wait_for(lambda: slack.dispatch.transport.connected)
+    yield bolt
+    await handler.close_async()  # type: ignore[no-untyped-call]
+
+
+async def test_untrusted_text_stays_text(slack: Simulator, client: AsyncWebClient, page_of: Opener) -> None:
+    hostile = '<img src=x onerror="document.title=1"> &lt;script&gt;document.title=2&lt;/script&gt;'
+    await client.chat_postMessage(channel=SALES_DESK, text=hostile)
+    await client.chat_postMessage(channel=SALES_DESK, text="md", blocks=[{"type": "markdown", "text": hostile}])
+    link = [{"type": "markdown", "text": "[pay here](javascript:document.title=3)"}]
+    await client.chat_postMessage(channel=SALES_DESK, text="link", blocks=link)
+    page = await page_of(RITA)
+    await expect(page.get_by_test_id("messages")).to_contain_text("<script>document.title=2</script>")
+    assert await page.locator("#messages :is(img, script)").count() == 0
+    assert await page.locator("#messages a[href^='javascript']").count() == 0
+
+
+async def test_a_card_arrives_and_changes_live_and_blocks_show_no_edited_mark(
+    slack: Simulator, client: AsyncWebClient, page_of: Opener
+) -> None:
+    page = await page_of(RITA)
+    posted = await client.chat_postMessage(channel=SALES_DESK, text="card", blocks=card(button("go", "Approve")))
+    shown = page.get_by_test_id(f"message-{posted['ts']}")
+    await expect(shown.get_by_test_id("action-go")).to_be_visible()
+    done = [{"type": "section", "text": {"type": "mrkdwn", "text": f":white_check_mark: Approved by <@{MARCUS}>"}}]
+    await client.chat_update(channel=SALES_DESK, ts=posted["ts"], text="done", blocks=done)
+    await expect(shown).to_contain_text("✅ Approved by @Marcus Hale")
+    await expect(shown.get_by_test_id("action-go")).to_have_count(0)
+    await expect(shown.locator(".edited")).to_have_count(0)
+    await client.chat_update(channel=SALES_DESK, ts=posted["ts"], text="only words", blocks=[])
+    await expect(shown).to_contain_text("only words (edited)")
+
+
+async def test_a_click_is_pending_until_acked_and_warns_when_it_is_not(
+    slack: Simulator, client: AsyncWebClient, app: AsyncApp, page_of: Opener
+) -> None:
+    async def acked(ack: Any) -> None:
+        await ack()
+
+    app.action("fine")(acked)
+    blocks = card(button("fine", "Fine"), button("deaf", "Nobody listens"))
+    posted = await client.chat_postMessage(channel=SALES_DESK, text="card", blocks=blocks)
+    page = await page_of(RITA)
+    shown = page.get_by_test_id(f"message-{posted['ts']}")
+    await shown.get_by_test_id("action-deaf").click()
+    await expect(shown.get_by_test_id("action-deaf")).to_have_attribute("aria-busy", "true")
+    await expect(shown.get_by_test_id("failed-deaf")).to_contain_text("timed out")
+    await shown.get_by_test_id("action-fine").click()
+    await expect(shown.get_by_test_id("action-fine")).not_to_have_attribute("aria-busy", "true")
+    await expect(shown.get_by_test_id("failed-fine")).to_have_count(0)
+
+
+async def test_a_confirm_dialog_stands_before_the_click(
+    slack: Simulator, client: AsyncWebClient, app: AsyncApp, page_of: Opener
+) -> None:
+    clicks: list[str] = []
+
+    async def declined(ack: Any, body: dict[str, Any]) -> None:
+        clicks.append(body["user"]["id"])
+        await ack()
+
+    app.action("no")(declined)
+    confirm = {"title": plain("Sure?"), "text": plain("No way back"), "confirm": plain("Yes"), "deny": plain("No")}
+    blocks = card(button("no", "Decline", style="danger", confirm=confirm))
+    await client.chat_postMessage(channel=SALES_DESK, text="card", blocks=blocks)
+    page = await page_of(MARCUS)
+    await page.get_by_test_id("action-no").click()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_test_id("action-no")).to_be_focused()
+    await page.get_by_test_id("action-no").click()
+    await page.get_by_test_id("confirm-ok").click()
+    await slack.wait_for(lambda: clicks or None)
+    assert clicks == [MARCUS]
+
+
+async def test_slash_commands_are_refused_in_threads_with_slacks_words(slack: Simulator, page_of: Opener) -> None:
+    root = await slack.post_as(RITA, SALES_DESK, "a question")
+    page = await page_of(RITA, f"{SALES_DESK}/thread/{root['ts']}")
+    box = page.get_by_test_id("thread-composer")
+    await box.fill("/atlas continue")
+    await box.press("Enter")
+    await expect(page.get_by_test_id("thread-composer-error")).to_have_text(
+        "/atlas is not supported in threads. Sorry!"
+    )
+    await expect(box).to_have_value("/atlas continue")
+
+
+async def test_completion_mentions_the_bot_and_enter_sends(slack: Simulator, page_of: Opener) -> None:
+    page = await page_of(RITA)
+    box = page.get_by_test_id("composer")
+    await box.press_sequentially("@At")
+    await expect(page.get_by_test_id(f"suggest-{slack.workspace.bot_user_id}")).to_be_visible()
+    await box.press("Enter")
+    await box.press_sequentially("quote <200> & more")
+    await box.press("Enter")
+    await expect(page.locator("#messages .message").last).to_contain_text("@Atlas quote <200> & more")
+    assert slack.messages(SALES_DESK)[-1]["text"].startswith(f"<@{slack.workspace.bot_user_id}> quote &lt;200&gt;")
+
+
+async def test_ephemeral_text_is_seen_by_its_addressee_alone(client: AsyncWebClient, page_of: Opener) -> None:
+    rita, marcus = await page_of(RITA), await page_of(MARCUS)
+    await client.chat_postEphemeral(channel=SALES_DESK, user=RITA, text="you may not approve this")
+    await client.chat_postMessage(channel=SALES_DESK, text="for everyone")
+    await expect(rita.locator(".message.ephemeral")).to_contain_text("Only visible to you")
+    await expect(marcus.get_by_test_id("messages")).to_contain_text("for everyone")
+    await expect(marcus.get_by_test_id("messages")).not_to_contain_text("you may not approve")
+
+
+FORM: dict[str, Any] = {
+    "type": "modal",
+    "callback_id": "edit",
+    "title": plain("Edit the quote"),
+    "submit": plain("Save"),
+    "notify_on_close": True,
+    "blocks": [
+        {
+            "type": "input", "block_id": "qty", "label": plain("Quantity"),
+            "element": {"type": "number_input", "action_id": "n", "is_decimal_allowed": False, "min_value": "1"},
+        },
+        {
+            "type": "input", "block_id": "note", "label": plain("Note"), "optional": True,
+            "element": {"type": "plain_text_input", "action_id": "t", "multiline": True},
+        },
+        {
+            "type": "input", "block_id": "way", "label": plain("Way"),
+            "element": {
+                "type": "static_select", "action_id": "w",
+                "options": [{"text": plain("Sea"), "value": "sea"}, {"text": plain("Air"), "value": "air"}],
+            },
+        },
+    ],
+}  # fmt: skip
+
+
+async def test_a_modal_keeps_entries_through_errors_and_sends_slacks_state(
+    slack: Simulator, client: AsyncWebClient, app: AsyncApp, page_of: Opener
+) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def opened(ack: Any, body: dict[str, Any], client: AsyncWebClient) -> None:
+        await ack()
+        await client.views_open(trigger_id=body["trigger_id"], view=FORM)
+
+    async def saved(ack: Any, view: dict[str, Any]) -> None:
+        sent.append(view["state"]["values"])
+        if view["state"]["values"]["qty"]["n"]["value"] == "7":
+            await ack(response_action="errors", errors={"qty": "Not in sevens"})
+        else:
+            await ack()
+
+    app.action("edit")(opened)
+    app.view("edit")(saved)
+    await client.chat_postMessage(channel=SALES_DESK, text="card", blocks=card(button("edit", "Edit")))
+    page = await page_of(RITA)
+    await page.get_by_test_id("action-edit").click()
+    await expect(page.get_by_test_id("action-n")).to_be_focused()
+    await page.get_by_test_id("modal-submit").click()
+    await expect(page.get_by_test_id("error-qty")).to_contain_text("required")
+    await page.get_by_test_id("action-n").fill("7")
+    await page.get_by_test_id("action-t").fill("as agreed")
+    await page.get_by_test_id("action-w").select_option("air")
+    await page.get_by_test_id("modal-submit").click()
+    await expect(page.get_by_test_id("error-qty")).to_contain_text("Not in sevens")
+    await expect(page.get_by_test_id("action-t")).to_have_value("as agreed")
+    await page.get_by_test_id("action-n").fill("8")
+    await page.get_by_test_id("modal-submit").click()
+    await expect(page.get_by_test_id("modal")).not_to_be_visible()
+    await expect(page.get_by_test_id("action-edit")).to_be_focused()
+    assert [values["qty"]["n"]["value"] for values in sent] == ["7", "8"]
+    assert sent[-1]["note"]["t"]["value"] == "as agreed"
+    assert sent[-1]["way"]["w"]["selected_option"]["value"] == "air"
+
+
+async def test_home_is_drawn_and_permalinks_open_in_place(
+    slack: Simulator, client: AsyncWebClient, page_of: Opener
+) -> None:
+    root = await slack.post_as(RITA, SALES_DESK, "a question")
+    reply = await client.chat_postMessage(channel=SALES_DESK, text="the card", thread_ts=root["ts"])
+    address = (await client.chat_getPermalink(channel=SALES_DESK, message_ts=reply["ts"]))["permalink"]
+    text = {"type": "mrkdwn", "text": f"Waiting for you: <{address}|open>"}
+    await client.views_publish(user_id=RITA, view={"type": "home", "blocks": [{"type": "section", "text": text}]})
+    page = await page_of(RITA, "home")
+    await page.get_by_test_id("home").get_by_role("link", name="open").click()
+    await expect(page.get_by_test_id("thread").get_by_test_id(f"message-{reply['ts']}")).to_be_focused()
+    await page.goto(address)
+    await expect(page.get_by_test_id("thread").get_by_test_id(f"message-{reply['ts']}")).to_be_visible()
+
+
+async def test_a_cut_connection_heals_and_shows_what_was_missed(
+    slack: Simulator, client: AsyncWebClient, page_of: Opener
+) -> None:
+    page = await page_of(RITA)
+    await page.get_by_test_id("composer").fill("half a thought")
+    slack.live.close()
+    await client.chat_postMessage(channel=SALES_DESK, text="said in between")
+    await expect(page.get_by_test_id("messages")).to_contain_text("said in between")
+    await page.wait_for_selector("body[data-ready='1']")
+    await client.chat_postMessage(channel=SALES_DESK, text="and afterwards")
+    await expect(page.get_by_test_id("messages")).to_contain_text("and afterwards")
+    await expect(page.get_by_test_id("composer")).to_have_value("half a thought")
+
+
+LINES = "\n".join(
+    f"{n:03d}  SKU-{4400 + n}  {'قطعة 🧰' if n % 7 == 0 else 'bracket'}  {n * 4.1:.2f}" for n in range(200)
+)
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+async def test_long_cards_never_push_the_page_sideways(
+    client: AsyncWebClient, page_of: Opener, size: tuple[int, int]
+) -> None:
+    pre = {"type": "rich_text_preformatted", "elements": [{"type": "text", "text": LINES}]}
+    blocks = card(button("go", "Approve"), title="شركة الخليج " + "Firmenname" * 12)
+    blocks.insert(2, {"type": "rich_text", "elements": [pre]})
+    posted = await client.chat_postMessage(channel=SALES_DESK, text="long", blocks=blocks)
+    page = await page_of(RITA, size=size)
+    await expect(page.get_by_test_id(f"message-{posted['ts']}")).to_contain_text("199  SKU-4599")
+    sideways = "[document.documentElement, ...document.querySelectorAll('.scroll, .message, .blocks')]"
+    assert await page.evaluate(f"{sideways}.filter(e => e.scrollWidth > e.clientWidth + 1).length") == 0
+
+
+async def test_a_narrow_window_shows_one_pane_at_a_time(slack: Simulator, page_of: Opener) -> None:
+    root = await slack.post_as(MARCUS, SALES_DESK, "a question")
+    page = await page_of(RITA, "", size=NARROW)
+    await expect(page.get_by_test_id("main")).to_be_hidden()
+    await page.get_by_test_id(f"channel-{SALES_DESK}").click()
+    await expect(page.get_by_test_id("sidebar")).to_be_hidden()
+    await page.get_by_test_id(f"reply-{root['ts']}").click()
+    await expect(page.get_by_test_id("main")).to_be_hidden()
+    await page.get_by_test_id("thread-back").click()
+    await page.get_by_test_id("back").click()
+    await expect(page.get_by_test_id("sidebar")).to_be_visible()
+
+
+async def test_the_keyboard_alone_suffices(
+    slack: Simulator, client: AsyncWebClient, app: AsyncApp, page_of: Opener
+) -> None:
+    clicks: list[str] = []
+
+    async def approved(ack: Any, body: dict[str, Any]) -> None:
+        clicks.append(body["user"]["id"])
+        await ack()
+
+    app.action("go")(approved)
+    root = await slack.post_as(RITA, SALES_DESK, "a question")
+    await client.chat_postMessage(
+        channel=SALES_DESK, thread_ts=root["ts"], text="card", blocks=card(button("go", "Approve"))
+    )
+    page = await page_of(RITA)
+    keys = page.keyboard
+    await page.get_by_test_id("switcher").focus()
+    await keys.press("Enter")
+    await expect(page.get_by_test_id(f"person-{RITA}")).to_be_focused()
+    await keys.press("ArrowDown")
+    await keys.press("Enter")
+    await expect(page.get_by_test_id("switcher")).to_contain_text("Marcus Hale")
+    await page.wait_for_selector("body[data-ready='1']")
+    await page.get_by_test_id("composer").focus()
+    await keys.press("ArrowUp")
+    await expect(page.get_by_test_id(f"message-{root['ts']}")).to_be_focused()
+    await keys.press("Enter")
+    await expect(page.get_by_test_id("thread-composer")).to_be_focused()
+    await keys.press("ArrowUp")
+    await keys.press("Tab")
+    await expect(page.get_by_test_id("action-go")).to_be_focused()
+    await keys.press("Enter")
+    await slack.wait_for(lambda: clicks or None)
+    assert clicks == [MARCUS]
+    await keys.press("Escape")
+    await expect(page.get_by_test_id("thread")).to_be_hidden()
