@@ -42,6 +42,7 @@ create table runs (
     dearest_call_usd  numeric(10,6) not null default 0,
     next_seq          integer not null default 0,
     parent_id         text references runs (id) on delete set null,
+    followed_up       boolean not null default false,       -- a follow-up took over: its Continue is retired
     created_at        timestamptz not null default now(),
     claimable_at      timestamptz not null default now(),   -- order of claims; set when a run becomes unclaimed
     ended_at          timestamptz,
@@ -167,7 +168,9 @@ create table workers (
     lock_key   bigint not null,
     holds_lock boolean not null,
     started_at timestamptz not null default now(),
-    beat_at    timestamptz not null default now()
+    beat_at    timestamptz not null default now(),
+    died_at    timestamptz,                                 -- found dead by a reaper; a later beat clears it
+    held       integer                                      -- claims it held when found dead: alone is exactly 1
 ) with (fillfactor = 50);
 
 -- What Slack sent, stored before the ack. Dedupe on event id and on (team, channel, ts).

@@ -1,0 +1,112 @@
+"""The way to PostgreSQL: a pool, transactions, and the edge at which asyncpg's errors end.
+
+Decides: which errors mean "try again later" (StoreUnavailable) and which a defect (InvariantBroken). Does not: hold
+any SQL. Nothing here depends on a session, so it works behind a transaction pooler. The failure it can cause: after
+StoreUnavailable nothing is known of the write; callers read again before they act.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeAlias
+
+import asyncpg
+
+from core.errors import AtlasError, InvariantBroken, StoreUnavailable
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+
+# A statement that takes longer hangs on a dead network or a lock that nobody will release; both are worth an error.
+STATEMENT_TIMEOUT_S = 15.0
+ACQUIRE_TIMEOUT_S = 10.0
+
+# SQLSTATE classes in which the same call may succeed later.
+# Source: PostgreSQL, appendix A: 08 connection, 40 rollback (deadlock), 53 resources, 55 not in a state, 57 operator
+# intervention, 58 system; and 25006 read-only transaction, which a client sees during a failover.
+_PASSING = ("08", "40", "53", "55", "57", "58")
+
+
+async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool":
+    """Open a pool of up to *size* connections.
+
+    *pooler*: PostgreSQL is behind a transaction pooler; then no statement is kept prepared, since the next one may run
+    in another session. Raises: StoreUnavailable.
+    """
+    with mapped_errors():
+        return await asyncpg.create_pool(
+            dsn,
+            min_size=1,
+            max_size=size,
+            statement_cache_size=0 if pooler else 200,
+            command_timeout=STATEMENT_TIMEOUT_S,
+            timeout=ACQUIRE_TIMEOUT_S,
+            reset=_keep_session,
+            server_settings={} if pooler else {"application_name": "atlas"},
+        )
+
+
+async def _keep_session(connection: object) -> None:
+    """Do nothing when a connection goes back: no query of ours changes its session, and a reset is a round trip."""
+
+
+def translated(error: BaseException) -> AtlasError | None:
+    """Return what an error at the edge means for callers; None: it is not the database's."""
+    if isinstance(error, asyncpg.PostgresError):
+        state = error.sqlstate or ""
+        passing = state.startswith(_PASSING) or state in ("25006", "3D000")
+        if passing or isinstance(error, asyncpg.InvalidCachedStatementError):
+            return StoreUnavailable(f"PostgreSQL: {error}")
+        return InvariantBroken(f"PostgreSQL {state}: {error}")
+    if isinstance(error, asyncpg.DataError):
+        return InvariantBroken(f"a value does not fit its statement: {error}")
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError):
+        return StoreUnavailable(f"PostgreSQL cannot be reached: {str(error) or type(error).__name__}")
+    return None
+
+
+class mapped_errors:  # noqa: N801  (a context manager, read as a verb phrase at its uses)
+    """Turn asyncpg's and the network's errors inside the block into ours."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Raise the translation, if there is one."""
+        if error is not None and (ours := translated(error)) is not None:
+            raise ours from error
+
+
+class Database:
+    """A pool with the clock of a test. *hints*: NOTIFY may be used (not behind a transaction pooler)."""
+
+    def __init__(self, pool: "Pool", now: Callable[[], datetime] | None, *, hints: bool) -> None:
+        self.pool = pool
+        self.hints = hints
+        self._now = now
+
+    def now(self) -> datetime | None:
+        """Return the test's time; None: PostgreSQL's own."""
+        return self._now() if self._now is not None else None
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator["Connection"]:
+        """Lend a connection; each statement is its own transaction."""
+        with mapped_errors():
+            async with self.pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+                yield connection
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator["Connection"]:
+        """Lend a connection inside a transaction (read committed: a statement after a lock sees the latest rows)."""
+        with mapped_errors():
+            async with self.pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection, connection.transaction():
+                yield connection

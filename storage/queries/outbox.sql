@@ -1,0 +1,130 @@
+-- name: take_owed(room, lease_s, now)
+-- Leases up to $1 messages that do not stand in Slack as wanted: cards and answers first, progress last.
+with due as (
+    select place
+    from outbox
+    where version > delivered_version and refused_at is null
+      and next_attempt_at <= coalesce($3::timestamptz, now())
+      and (leased_until is null or leased_until <= coalesce($3::timestamptz, now()))
+    order by case kind when 'card' then 0 when 'answer' then 0 when 'progress' then 2 else 1 end, next_attempt_at, place
+    limit $1
+    for update skip locked
+)
+update outbox set lease_token = gen_random_uuid(),
+                  leased_until = coalesce($3::timestamptz, now()) + make_interval(secs => $2)
+from due
+where outbox.place = due.place
+returning outbox.place, run_id, kind, ref, channel_id, thread_ts, version, delivered_version, message_channel,
+          message_ts, extract(epoch from coalesce($3::timestamptz, now()) - posting_since)::float8 as posting_age_s,
+          attempts, lease_token::text as lease_token, next_attempt_at;
+
+-- name: renew_lease(place, lease_token, lease_s, now)
+-- No row: the lease is lost.
+update outbox set leased_until = coalesce($4::timestamptz, now()) + make_interval(secs => $3)
+where place = $1 and lease_token = $2
+returning place;
+
+-- name: read_version(place)
+select version from outbox where place = $1;
+
+-- name: note_posting(place, lease_token, now)
+-- A post is about to be sent, so its outcome is unknown until told. No row: the lease is lost.
+update outbox set posting_since = coalesce($3::timestamptz, now())
+where place = $1 and lease_token = $2
+returning place;
+
+-- name: note_reference(place, lease_token, channel, ts)
+-- Where the message stands, whatever version it shows. No row: the lease is lost.
+update outbox set message_channel = $3, message_ts = $4, posting_since = null
+where place = $1 and lease_token = $2
+returning place;
+
+-- name: note_delivered(place, lease_token, version, channel, ts, now)
+-- A version stands at that reference; a newer one stays owed. No row: the lease is lost.
+update outbox set delivered_version = greatest(delivered_version, $3), message_channel = $4, message_ts = $5,
+                  posting_since = null, lease_token = null, leased_until = null, attempts = 0, last_error = null,
+                  updated_at = coalesce($6::timestamptz, now())
+where place = $1 and lease_token = $2
+returning place;
+
+-- name: retry_delivery(place, lease_token, error, delay_s, absent, now)
+-- The lease goes back; due again later. $5: the post whose outcome was unknown is known not to exist. No row: the
+-- lease is lost.
+update outbox set attempts = attempts + 1, last_error = $3, lease_token = null, leased_until = null,
+                  next_attempt_at = coalesce($6::timestamptz, now()) + make_interval(secs => $4),
+                  posting_since = case when $5::boolean then null else posting_since end
+where place = $1 and lease_token = $2
+returning place;
+
+-- name: refuse_delivery(place, lease_token, error, now)
+-- Slack said no for good: not tried again until what is wanted changes. No row: the lease is lost.
+update outbox set refused_at = coalesce($4::timestamptz, now()), last_error = $3, lease_token = null,
+                  leased_until = null, posting_since = null
+where place = $1 and lease_token = $2
+returning place;
+
+-- name: read_message_inputs(place)
+-- What a message is rendered from, as one snapshot. No row: its run was removed, and the message with it.
+select o.content, o.ref, o.kind, to_json(r) as run,
+       (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.number), '[]')
+        from (select s.*, array(select v.user_id from votes v where v.suspension_id = s.id order by v.at, v.user_id) as votes
+              from suspensions s where s.run_id = o.run_id) x) as suspensions,
+       (select coalesce(json_agg(x order by x.id), '[]')
+        from (select t.id, t.kind, t.body, t.ms, t.spend_usd from trace t
+              where t.run_id = o.run_id order by t.id desc limit 10) x) as trace,
+       (select coalesce(json_agg(x), '[]')
+        from (select l.place, l.message_channel, l.message_ts from outbox l
+              where l.run_id = o.run_id and l.message_ts is not null) x) as links,
+       (select max(a.ended_at)
+        from suspensions s
+        join runs mine on mine.team_id = r.team_id and mine.user_id = r.user_id
+        join actions a on a.run_id = mine.id and a.tool = s.tool and a.state = 'succeeded'
+                      and a.arguments_digest = encode(sha256(convert_to(s.arguments, 'UTF8')), 'hex')
+        where o.kind = 'card' and s.id = o.ref and s.status = 'open'
+          and (a.run_id, a.call_seq, a.call_position) <> (s.run_id, s.call_seq, s.call_position)) as identical_success_at
+from outbox o left join runs r on r.id = o.run_id
+where o.place = $1;
+
+-- name: find_message(place)
+-- Where a message stands in Slack. No row: nowhere yet.
+select message_channel, message_ts from outbox where place = $1 and message_ts is not null;
+
+-- name: mirror_card(suspension_id, channel_id, thread_ts, now)
+-- The same card at one more place (such as an approver's direct messages). No row: it is there already, or there is
+-- no such suspension.
+insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, next_attempt_at)
+select 'card:' || s.id || ':' || $2::text, s.run_id, 'card', s.id, $2, $3, coalesce($4::timestamptz, now())
+from suspensions s where s.id = $1
+on conflict (place) do nothing
+returning place;
+
+-- name: refresh_progress(room, every_s, now)
+-- Progress lines of claimed runs that show an older step or doing than the run's, not redrawn for $2 seconds: the
+-- step itself writes nothing for them.
+with stale as (
+    select o.place, r.step || ' ' || r.doing as shown
+    from runs r join outbox o on o.place = 'progress:' || r.id
+    where r.claimed_by is not null and o.version = o.delivered_version and o.refused_at is null
+      and o.updated_at <= coalesce($3::timestamptz, now()) - make_interval(secs => $2)
+      and o.ref is distinct from r.step || ' ' || r.doing
+    limit $1
+    for update of o skip locked
+)
+update outbox set ref = stale.shown, version = version + 1, next_attempt_at = coalesce($3::timestamptz, now())
+from stale
+where outbox.place = stale.place
+returning outbox.place;
+
+-- name: reserve_pace(team_id, channel_id, method, interval_s, now)
+-- Books the next request of this kind for everybody; returns the seconds to wait before it goes out.
+insert into pace as p (team_id, channel_id, method, next_at)
+values ($1, $2, $3, coalesce($5::timestamptz, now()) + make_interval(secs => $4))
+on conflict (team_id, channel_id, method) do update set
+    next_at = greatest(coalesce($5::timestamptz, now()), p.next_at) + make_interval(secs => $4)
+returning extract(epoch from next_at - make_interval(secs => $4) - coalesce($5::timestamptz, now()))::float8 as wait_s;
+
+-- name: back_off_pace(team_id, channel_id, method, pause_s, now)
+-- Slack asked for a pause of this kind; it holds for every replica.
+insert into pace as p (team_id, channel_id, method, next_at)
+values ($1, $2, $3, coalesce($5::timestamptz, now()) + make_interval(secs => $4))
+on conflict (team_id, channel_id, method) do update set next_at = greatest(p.next_at, excluded.next_at);

@@ -1,0 +1,55 @@
+-- name: load_run(run_id, claim_token, now)
+-- Everything the next act depends on, as one snapshot; with $2 only while that claim holds. No row: no such run, or
+-- the claim is lost. The conversation comes as parallel arrays, which decode fastest at a thousand messages.
+select to_json(r) as run, m.seqs, m.bodies, m.raws, m.answers_seqs, m.answers_positions,
+       (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.number), '[]')
+        from (select s.*, array(select v.user_id from votes v where v.suspension_id = s.id order by v.at, v.user_id) as votes
+              from suspensions s where s.run_id = r.id) x) as suspensions,
+       (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.intended_at), '[]')
+        from (select a.*, extract(epoch from coalesce($3::timestamptz, now()) - a.intended_at) as intended_age_s
+              from actions a where a.run_id = r.id) x) as actions,
+       (select coalesce(json_agg(x order by x.id), '[]')
+        from (select i.id, i.text, i.user_id from inbox i where i.run_id = r.id and i.handled_at is null) x) as mail,
+       coalesce($3::timestamptz, now()) as now
+from runs r
+left join lateral (
+    select array_agg(o.seq) as seqs, array_agg(o.body) as bodies, array_agg(o.raw) as raws,
+           array_agg(o.answers_seq) as answers_seqs, array_agg(o.answers_position) as answers_positions
+    from (select seq, body, raw, answers_seq, answers_position from messages where run_id = $1 order by seq) o
+) m on true
+where r.id = $1 and ($2::uuid is null or (r.claim_token = $2 and r.state = 'running'));
+
+-- name: read_run(run_id)
+select to_json(runs) as run from runs where id = $1;
+
+-- name: list_runs(team_id, user_id, states, room)
+-- Newest first; a null team or user means all, no states means any.
+select to_json(runs) as run from runs
+where team_id = coalesce($1, team_id) and user_id = coalesce($2, user_id)
+  and (cardinality($3::text[]) = 0 or state = any($3))
+order by created_at desc limit $4;
+
+-- name: list_thread_runs(team_id, channel_id, thread_ts, user_id)
+-- Newest first.
+select to_json(runs) as run from runs
+where team_id = $1 and channel_id = $2 and thread_ts = $3 and user_id = $4
+order by created_at desc;
+
+-- name: read_suspension(suspension_id, now)
+select to_json(r) as run, to_json(s) as suspension,
+       array(select v.user_id from votes v where v.suspension_id = s.id order by v.at, v.user_id) as votes,
+       s.expires_at <= coalesce($2::timestamptz, now()) as over
+from suspensions s join runs r on r.id = s.run_id
+where s.id = $1;
+
+-- name: list_pending(run_id, room)
+-- Open suspensions, oldest first; a null run means all.
+select to_json(r) as run, to_json(s) as suspension,
+       array(select v.user_id from votes v where v.suspension_id = s.id order by v.at, v.user_id) as votes
+from suspensions s join runs r on r.id = s.run_id
+where s.status = 'open' and s.run_id = coalesce($1, s.run_id)
+order by s.opened_at, s.id limit $2;
+
+-- name: read_timeline(run_id)
+-- A run's trace, oldest first.
+select at, kind, body, ms, spend_usd from trace where run_id = $1 order by id;

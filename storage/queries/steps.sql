@@ -1,0 +1,306 @@
+-- name: claim_runs(worker_id, room, now)
+-- running (unclaimed) -> running (claimed), up to $2 runs. A person's next run counts after everybody else's first
+-- one (their claimed runs included), so that one burst starves nobody; then the longest waiting first. Runs that took
+-- a process down twice are left to a process of their own. No row: nothing to do.
+with waiting as (
+    select r.id, r.claimable_at,
+           row_number() over (partition by r.team_id, r.user_id order by r.claimable_at)
+               + (select count(*) from runs busy
+                  where busy.claimed_by is not null and busy.team_id = r.team_id and busy.user_id = r.user_id) as turn
+    from (select * from runs where state = 'running' and claim_token is null
+                             and crashes < 2 and recovery_attempts < 3
+          order by claimable_at limit 2000) r
+), picked as (
+    select runs.id
+    from runs join waiting on waiting.id = runs.id
+    where runs.state = 'running' and runs.claim_token is null and runs.crashes < 2 and runs.recovery_attempts < 3
+    order by waiting.turn, waiting.claimable_at
+    limit $2
+    for update of runs skip locked
+), claimed as (
+    update runs set claim_token = gen_random_uuid(), claimed_by = $1
+    from picked where runs.id = picked.id
+    returning runs.*
+), traced as (
+    insert into trace (run_id, at, kind, body)
+    select id, coalesce($3::timestamptz, now()), 'claimed', json_build_object('worker', $1::uuid)::text from claimed
+)
+select to_json(claimed) as run from claimed order by claimable_at;
+
+-- name: claim_run(worker_id, run_id, now)
+-- running (unclaimed) -> running (claimed), this very run. No row: it is not there to be claimed.
+with claimed as (
+    update runs set claim_token = gen_random_uuid(), claimed_by = $1
+    where id = $2 and state = 'running' and claim_token is null
+    returning *
+), traced as (
+    insert into trace (run_id, at, kind, body)
+    select id, coalesce($3::timestamptz, now()), 'claimed', json_build_object('worker', $1::uuid)::text from claimed
+)
+select to_json(claimed) as run from claimed;
+
+-- name: list_runs_to_be_alone(room)
+-- Unclaimed runs that only a process of their own may claim, longest waiting first.
+select id from runs
+where state = 'running' and claim_token is null and (crashes >= 2 or recovery_attempts >= 3)
+order by claimable_at limit $1;
+
+-- name: release_run(run_id, claim_token, now)
+-- running (claimed) -> running (unclaimed); no recovery attempt. No row: the claim is gone already.
+update runs set claim_token = null, claimed_by = null, claimable_at = coalesce($3::timestamptz, now())
+where id = $1 and claim_token = $2 and state = 'running'
+returning id;
+
+-- name: step_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, seen_news, unless_stopped, now)
+-- running -> running: what one commit of the claim's holder adds, and the fence of every longer transaction. Guards:
+-- the claim, the next seq ($3, null without messages), nothing new ($23) and no stop asked ($24), where they matter.
+-- No row: one of these does not hold, and nothing was written.
+with moved as (
+    update runs set
+        step = step + $15,
+        tool_calls = tool_calls + $16,
+        spend_usd = spend_usd + $17,
+        dearest_call_usd = greatest(dearest_call_usd, $18),
+        elapsed_ms = elapsed_ms + $19,
+        doing = coalesce($20, doing),
+        charge_due = charge_due and not $21::boolean,
+        scope = coalesce($22, scope),
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($25::timestamptz, now()) end,
+        crashes = 0,
+        next_seq = next_seq + cardinality($4::integer[])
+    where id = $1 and claim_token = $2 and state = 'running'
+      and next_seq = coalesce($3::integer, next_seq)
+      and news <= coalesce($23::bigint, news)
+      and not ($24::boolean and stop_requested is not null)
+    returning id, news
+), said as (
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($25::timestamptz, now())
+    from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
+        as m (seq, role, body, raw, answers_seq, answers_position)
+), traced as (
+    insert into trace (run_id, at, kind, body, ms, spend_usd)
+    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
+    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::numeric[]) as t (kind, body, ms, spend_usd)
+), mailed as (
+    update inbox set handled_at = coalesce($25::timestamptz, now())
+    from moved
+    where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
+)
+select news from moved;
+
+-- name: intend_action(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version, arguments, timeout_s, suspension_id, now)
+-- running -> running: a batch, and a write about to begin: a new row, or the same one set back to intended with the
+-- same key. Guards: the claim, the next seq, no stop asked, never an action that succeeded. No row: see step_run.
+with moved as (
+    update runs set
+        step = step + $15,
+        tool_calls = tool_calls + $16,
+        spend_usd = spend_usd + $17,
+        dearest_call_usd = greatest(dearest_call_usd, $18),
+        elapsed_ms = elapsed_ms + $19,
+        doing = coalesce($20, doing),
+        charge_due = charge_due and not $21::boolean,
+        scope = coalesce($22, scope),
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($32::timestamptz, now()) end,
+        crashes = 0,
+        next_seq = next_seq + cardinality($4::integer[])
+    where id = $1 and claim_token = $2 and state = 'running'
+      and next_seq = coalesce($3::integer, next_seq)
+      and stop_requested is null
+      -- Only the claim's holder writes actions of a running run, so this sub-select cannot be outrun.
+      and not exists (select from actions a where a.run_id = $1 and a.call_seq = $23 and a.call_position = $24
+                      and a.arguments_digest = $25 and a.state = 'succeeded')
+    returning id, news
+), said as (
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($32::timestamptz, now())
+    from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
+        as m (seq, role, body, raw, answers_seq, answers_position)
+), traced as (
+    insert into trace (run_id, at, kind, body, ms, spend_usd)
+    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
+    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::numeric[]) as t (kind, body, ms, spend_usd)
+), mailed as (
+    update inbox set handled_at = coalesce($32::timestamptz, now())
+    from moved
+    where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
+), intended as (
+    insert into actions (run_id, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version,
+                         arguments, state, suspension_id, timeout_s, intended_at)
+    select moved.id, $23, $24, $25, $26, $27, $28, $29, 'intended', $31, $30, coalesce($32::timestamptz, now())
+    from moved
+    on conflict (run_id, call_seq, call_position, arguments_digest) do update set
+        state = 'intended', intended_at = excluded.intended_at, ended_at = null, result = null,
+        suspension_id = excluded.suspension_id, timeout_s = excluded.timeout_s
+)
+select news from moved;
+
+-- name: conclude_calls(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, outcome_seqs, outcome_positions, outcome_digests, outcome_states, outcome_results, settled_ids, settled_kinds, settled_texts, replies, now)
+-- running -> running: a batch, how actions ended, what cards say about it. A reply is a notice in the thread that
+-- mentions the owner, once per suspension and kind. Guards: the claim, the next seq, and every named action is
+-- intended or unknown. No row: one of these does not hold, and nothing was written.
+with moved as (
+    update runs set
+        step = step + $15,
+        tool_calls = tool_calls + $16,
+        spend_usd = spend_usd + $17,
+        dearest_call_usd = greatest(dearest_call_usd, $18),
+        elapsed_ms = elapsed_ms + $19,
+        doing = coalesce($20, doing),
+        charge_due = charge_due and not $21::boolean,
+        scope = coalesce($22, scope),
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($32::timestamptz, now()) end,
+        crashes = 0,
+        next_seq = next_seq + cardinality($4::integer[])
+    where id = $1 and claim_token = $2 and state = 'running'
+      and next_seq = coalesce($3::integer, next_seq)
+      -- Only the claim's holder writes actions of a running run, so this sub-select cannot be outrun.
+      and cardinality($23::integer[]) = (
+          select count(*)
+          from actions a join unnest($23::integer[], $24::integer[], $25::text[]) as o (seq, position, digest)
+              on (a.call_seq, a.call_position, a.arguments_digest) = (o.seq, o.position, o.digest)
+          where a.run_id = $1 and a.state in ('intended', 'unknown'))
+    returning id, news, channel_id, thread_ts, user_id
+), said as (
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($32::timestamptz, now())
+    from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
+        as m (seq, role, body, raw, answers_seq, answers_position)
+), traced as (
+    insert into trace (run_id, at, kind, body, ms, spend_usd)
+    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
+    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::numeric[]) as t (kind, body, ms, spend_usd)
+), mailed as (
+    update inbox set handled_at = coalesce($32::timestamptz, now())
+    from moved
+    where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
+), ended as (
+    update actions set
+        state = o.state, result = o.result,
+        ended_at = case when o.state in ('succeeded', 'failed') then coalesce($32::timestamptz, now()) end
+    from moved, unnest($23::integer[], $24::integer[], $25::text[], $26::text[], $27::text[])
+        as o (seq, position, digest, state, result)
+    where actions.run_id = moved.id and actions.call_seq = o.seq and actions.call_position = o.position
+      and actions.arguments_digest = o.digest
+), settled as (
+    update suspensions set settled_kind = s.kind, settled_text = s.text
+    from moved, unnest($28::text[], $29::text[], $30::text[]) as s (id, kind, text)
+    where suspensions.id = s.id and suspensions.run_id = moved.id
+    returning suspensions.id, suspensions.run_id
+), carded as (
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($32::timestamptz, now()), updated_at = coalesce($32::timestamptz, now())
+    from settled
+    where outbox.run_id = settled.run_id and outbox.kind = 'card' and outbox.ref = settled.id
+), replied as (
+    insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
+    select 'notice:' || s.id || ':' || s.kind, moved.id, 'notice', s.id, moved.channel_id, moved.thread_ts,
+           json_build_object('text', s.reply, 'mention', moved.user_id)::text, coalesce($32::timestamptz, now())
+    from moved, unnest($28::text[], $29::text[], $31::text[]) as s (id, kind, reply)
+    where s.reply is not null
+    on conflict (place) do nothing
+)
+select news from moved;
+
+-- name: explain_conflict(run_id, claim_token)
+-- Why a guarded write of the claim's holder found no row.
+select coalesce(claim_token = $2 and state = 'running', false) as held, next_seq, news, stop_requested
+from runs where id = $1;
+
+-- name: open_suspension(id, run_id, token, call_seq, call_position, kind, tool, tool_version, arguments, preview, digest, policy, asked_by, ttl_s, replaces, note, channel_id, now)
+-- A new open suspension of a call, numbered within it, and its card (in the policy's channel, or in the run's thread).
+with opened as (
+    insert into suspensions (id, run_id, call_seq, call_position, number, kind, status, token, tool, tool_version,
+                             arguments, preview, digest, policy, asked_by, opened_at, expires_at, replaces, note)
+    select $1, r.id, $4, $5,
+           1 + coalesce((select max(s.number) from suspensions s
+                         where s.run_id = r.id and s.call_seq = $4 and s.call_position = $5), 0),
+           $6, 'open', $3, $7, $8, $9, $10, $11, $12, $13, coalesce($18::timestamptz, now()),
+           coalesce($18::timestamptz, now()) + make_interval(secs => $14), $15, $16
+    from runs r where r.id = $2
+    returning id, run_id
+)
+insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, next_attempt_at)
+select 'card:' || opened.id, opened.run_id, 'card', opened.id, coalesce($17, r.channel_id),
+       case when $17::text is null then r.thread_ts end, coalesce($18::timestamptz, now())
+from opened join runs r on r.id = opened.run_id;
+
+-- name: replace_suspension(run_id, id, replaced_by, now)
+-- open, approved or edited -> replaced: a newer one of the same call took its place; its votes are void. No row: it
+-- is none of these.
+with replaced as (
+    update suspensions set status = 'replaced', replaced_by = $3
+    where id = $2 and run_id = $1 and status in ('open', 'approved', 'edited')
+    returning id, run_id
+), voided as (
+    delete from votes using replaced where votes.suspension_id = replaced.id
+), carded as (
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($4::timestamptz, now()), updated_at = coalesce($4::timestamptz, now())
+    from replaced
+    where outbox.run_id = replaced.run_id and outbox.kind = 'card' and outbox.ref = replaced.id
+)
+select id from replaced;
+
+-- name: rearm_suspension(run_id, id, token, note, now)
+-- approved -> open again, with a new token, the old expiry, no votes; or -> expired, when its time is over. The
+-- decision stays in the audit. No row: it is not approved.
+with rearmed as (
+    update suspensions set
+        status = case when expires_at > coalesce($5::timestamptz, now()) then 'open' else 'expired' end,
+        token = $3, note = $4, decided_at = null, decided_by = null, reason = null
+    where id = $2 and run_id = $1 and status = 'approved'
+    returning id, run_id, status, preview, kind
+), voided as (
+    delete from votes using rearmed where votes.suspension_id = rearmed.id
+), carded as (
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($5::timestamptz, now()), updated_at = coalesce($5::timestamptz, now())
+    from rearmed
+    where outbox.run_id = rearmed.run_id and outbox.kind = 'card' and outbox.ref = rearmed.id
+)
+select status from rearmed;
+
+-- name: look_before_waiting(run_id)
+-- What a run waits for, or is about to.
+select (select count(*) from suspensions s where s.run_id = $1 and s.status = 'open' and s.kind = 'approval') as approvals,
+       (select count(*) from suspensions s where s.run_id = $1 and s.status = 'open' and s.kind = 'outcome') as outcomes;
+
+-- name: suspend_run(run_id, claim_token, now)
+-- running -> suspended: the claim ends. No row: the claim is lost.
+with moved as (
+    update runs set state = 'suspended', claim_token = null, claimed_by = null
+    where id = $1 and claim_token = $2 and state = 'running'
+    returning id
+), progressed as (
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($3::timestamptz, now()), updated_at = coalesce($3::timestamptz, now())
+    from moved where outbox.place = 'progress:' || moved.id
+)
+select id from moved;
+
+-- name: supersede_suspensions(run_id, now)
+-- open approvals -> superseded: the owner wrote a new instruction. A card that nobody can have seen is never posted.
+with superseded as (
+    update suspensions set status = 'superseded' where run_id = $1 and status = 'open' and kind = 'approval'
+    returning id, run_id
+), unseen as (
+    delete from outbox using superseded
+    where outbox.run_id = superseded.run_id and outbox.kind = 'card' and outbox.ref = superseded.id
+      and outbox.delivered_version = 0 and outbox.lease_token is null and outbox.posting_since is null
+      and outbox.message_ts is null
+    returning outbox.place
+), carded as (
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($2::timestamptz, now()), updated_at = coalesce($2::timestamptz, now())
+    from superseded
+    where outbox.run_id = superseded.run_id and outbox.kind = 'card' and outbox.ref = superseded.id
+      and not (outbox.delivered_version = 0 and outbox.lease_token is null and outbox.posting_since is null
+               and outbox.message_ts is null)
+), traced as (
+    insert into trace (run_id, at, kind, body)
+    select run_id, coalesce($2::timestamptz, now()), 'suspension.superseded', json_build_object('suspension', id)::text
+    from superseded
+)
+select id from superseded;
