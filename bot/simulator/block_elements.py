@@ -12,7 +12,10 @@ Element = dict[str, Any]
 _SHARED = {"type", "action_id"}
 _CHOICE = {"confirm", "focus_on_load", "placeholder"}
 OPTIONAL: dict[str, set[str]] = {
-    "button": {"text", "url", "value", "style", "confirm", "accessibility_label"},
+    "button": {
+        "text", "url", "value", "style", "confirm", "accessibility_label", "visible_to_user_ids",
+        "agent_prompt", "agent_prompt_display",
+    },
     "icon_button": {"icon", "text", "value", "confirm", "accessibility_label", "visible_to_user_ids"},
     "feedback_buttons": {"positive_button", "negative_button"},
     "workflow_button": {"text", "workflow", "style", "accessibility_label"},
@@ -46,7 +49,7 @@ OPTIONAL: dict[str, set[str]] = {
     },
     "email_text_input": {"initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
     "url_text_input": {"initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
-    "rich_text_input": {"initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
+    "rich_text_input": {"min_lines", "max_lines", "initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
     "file_input": {"filetypes", "max_files"},
 }  # fmt: skip
 REQUIRED: dict[str, tuple[str, ...]] = {

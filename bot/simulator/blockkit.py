@@ -281,14 +281,20 @@ def _alert(block: Block, at: str, walk: _Walk) -> None:
 
 
 def _container(block: Block, at: str, walk: _Walk) -> None:
-    for key in ("title", "subtitle"):
-        if block.get(key) is not None:
-            check_text(block[key], f"{at}/{key}", 150, walk.found)
+    if block.get("title") is None and block.get("rich_text_title") is None:
+        walk.found.add("missing required field: title", at)
+    if block.get("title") is not None:
+        check_plain(block["title"], f"{at}/title", 150, walk.found)
+    if block.get("subtitle") is not None:
+        check_text(block["subtitle"], f"{at}/subtitle", 150, walk.found)
     if block.get("width", "standard") not in ("narrow", "standard", "wide", "full"):
         walk.found.add("unsupported value", f"{at}/width")
-    children = block.get("child_blocks", block.get("blocks"))
-    if isinstance(children, list):
-        _check_list(children, f"{at}/child_blocks", walk, nested=True)
+    if block.get("is_collapsible") and block.get("has_header_divider"):
+        walk.found.add("not allowed with is_collapsible", f"{at}/has_header_divider")
+    if block.get("child_blocks") == []:
+        walk.found.add("no fewer than 1 items allowed", f"{at}/child_blocks")
+    elif block.get("child_blocks") is not None:
+        _check_list(block["child_blocks"], f"{at}/child_blocks", walk, nested=True)
 
 
 def _task_card(block: Block, at: str, walk: _Walk) -> None:
@@ -349,13 +355,13 @@ RULES: dict[str, _Rule] = {
         "author_name description provider_icon_url provider_name title_url",
     ),
     "file": _rule(_nothing, "external_id source", "", ("message",)),
-    "card": _rule(_card, "", "title subtitle body hero_image icon actions subtext slack_icon", ("message",)),
+    "card": _rule(_card, "", "title subtitle body hero_image icon actions", ("message",)),
     "carousel": _rule(_carousel, "elements", "", ("message",)),
     "alert": _rule(_alert, "text", "level", ("modal",)),
     "container": _rule(
         _container,
-        "",
-        "title subtitle icon child_blocks blocks width is_collapsible default_collapsed",
+        "child_blocks",
+        "title rich_text_title subtitle icon width is_collapsible default_collapsed has_header_divider",
     ),
     "task_card": _rule(_task_card, "task_id title", "status details output sources", ("message",)),
     "plan": _rule(_plan, "title", "tasks", ("message",)),

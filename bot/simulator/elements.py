@@ -25,7 +25,7 @@ def elements_of(blocks: list[dict[str, Any]]) -> Iterator[tuple[str, Element]]:
         for element in inner:
             if isinstance(element, dict) and element.get("action_id"):
                 yield block_id, element
-        nested = block.get("child_blocks") or block.get("blocks")
+        nested = block.get("child_blocks")
         if block["type"] == "carousel":
             nested = [{"block_id": block_id, **card} for card in block.get("elements", [])]
         if isinstance(nested, list):

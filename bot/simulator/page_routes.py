@@ -98,7 +98,9 @@ class PageRoutes:
 
     async def _state(self, request: web.Request) -> web.Response:
         _only_loopback(request)
-        user = self._user(request.query.get("as", ""))
+        # a page that was opened without saying as whom begins as the first person
+        first = next(person.id for person in self._simulator.workspace.people if person.kind != "bot")
+        user = self._user(request.query.get("as") or first)
         return web.json_response(self._simulator.live.snapshot(user))
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
