@@ -65,7 +65,8 @@ async def model(provider: Provider, request: pytest.FixtureRequest) -> AsyncIter
 
 async def unavailable(model: ProviderModel) -> ModelUnavailable:
     with pytest.raises(ModelUnavailable) as caught:
-        await model.respond(GO, [], 100)
+        async with asyncio.timeout(30):
+            await model.respond(GO, [], 100)
     return caught.value
 
 
