@@ -88,6 +88,16 @@ where s.status = 'open' and s.expires_at > coalesce($3::timestamptz, now())
   and not exists (select from outbox o where o.place = 'notice:' || s.id || ':reminder')
 order by s.expires_at limit $2;
 
+-- name: owe_reminder(suspension_id, content, now)
+-- A reminder where the card is, once. No row: owed already, or not open any more.
+insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
+select 'notice:' || s.id || ':reminder', s.run_id, 'notice', s.id, card.channel_id,
+       coalesce(card.thread_ts, card.message_ts), $2, coalesce($3::timestamptz, now())
+from suspensions s join outbox card on card.place = 'card:' || s.id
+where s.id = $1 and s.status = 'open'
+on conflict (place) do nothing
+returning place;
+
 -- name: hasten_suspensions(run_id, seconds, now)
 -- For the demo and tests: a run's open suspensions expire in $2 seconds, and their cards say so.
 with hastened as (

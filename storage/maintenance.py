@@ -1,0 +1,255 @@
+"""Bulk sweeps: signs of life, reaping, expiry, reminders, retention; and what operators look at.
+
+Decides: which process counts as dead, and that only a run that was alone in it is charged an attempt. Does not: call a
+tool, or decide when to run (jobs do). Every sweep works in bounded batches and is safe in every replica at once. The
+failure it can cause: a process that is only cut off from the database for longer than its lease is taken for dead; its
+runs go on elsewhere, and the fence refuses whatever it still writes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from core.ports import TraceEntry
+from core.run import FailReason, Run, Suspension
+from storage import endings, sql
+from storage.database import Database, mapped_errors
+from storage.rows import encode, parsed, run_of, suspension_of, trace_of
+
+if TYPE_CHECKING:
+    from storage.database import Connection, Pool
+
+# A killed process is noticed by its free session lock, once it has missed this many seconds of its beat of one second.
+QUICK_AFTER_S = 4.0
+# Two recoveries, then one model-free pass alone (recovery_attempts 3); reaped again from that, the run fails.
+CLOSING_PASS = 3
+
+DAY_S = 86_400.0
+KEEP_RUNS_S = 30 * DAY_S
+KEEP_AUDIT_S = 365 * DAY_S
+KEEP_MAIL_S = 2 * DAY_S
+KEEP_PACE_S = DAY_S
+
+
+@dataclass(frozen=True, slots=True)
+class Reaped:
+    """A run taken back from a dead process. *alone*: nothing else was in it, so the attempt is charged.
+
+    *failed*: its closing pass crashed too, so it was failed here.
+    """
+
+    run_id: str
+    worker_id: str
+    alone: bool
+    recovery_attempts: int
+    crashes: int
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What metrics show. *runs* by state; *oldest_owed_s*: age of the oldest undelivered change."""
+
+    runs: dict[str, int]
+    claimable: int
+    owed: int
+    oldest_owed_s: float
+    refused: int
+    open_suspensions: int
+    unhandled_mail: int
+    workers_alive: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineEntry:
+    """One line of a run's trace with its time."""
+
+    at: datetime
+    entry: TraceEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """How many rows one retention pass removed, by table."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """Return the sum; 0: nothing is old enough any more."""
+        return sum(self.rows.values())
+
+
+class PgMaintenance:
+    """The sweeps of jobs. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used."""
+
+    def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None, hints: bool = True) -> None:
+        self._database = Database(pool, now, hints=hints)
+
+    # ---- signs of life ----------------------------------------------------------------------------------------------
+
+    async def register(
+        self, worker_id: str, host: str, pid: int, role: str, lock_key: int, *, holds_lock: bool
+    ) -> None:
+        """Add a worker process's row (again after it was removed). *role*: "worker" or "alone"."""
+        async with self._database.connection() as connection:
+            await sql.register_worker.run(
+                connection,
+                id=worker_id,
+                host=host,
+                pid=pid,
+                role=role,
+                lock_key=lock_key,
+                holds_lock=holds_lock,
+                now=self._database.now(),
+            )
+
+    async def unregister(self, worker_id: str) -> None:
+        """Remove a worker process's row, after its runs were released."""
+        async with self._database.connection() as connection:
+            await sql.unregister_worker.run(connection, id=worker_id)
+
+    async def beat(self, worker_id: str) -> bool:
+        """Give a sign of life; False: there is no such row (register again)."""
+        async with self._database.connection() as connection:
+            alive = await sql.beat_worker.value(connection, id=worker_id, now=self._database.now())
+        return alive is not None
+
+    async def hold_lock(self, connection: "Connection", lock_key: int) -> bool:
+        """Hold the session lock *lock_key* for as long as *connection* (no pooler's, not the pool's) lives."""
+        with mapped_errors():
+            return bool(await sql.hold_session_lock.value(connection, lock_key=lock_key))
+
+    # ---- orphans ----------------------------------------------------------------------------------------------------
+
+    async def reap(self, *, lease_s: float, quick: bool, limit: int = 20) -> list[Reaped]:
+        """Take back up to *limit* runs of dead processes, the longest dead first; call again until none is left.
+
+        Dead: no row, no beat for *lease_s* seconds, or (*quick*) its session lock is free and its beat is over 4 s
+        old. How many runs a process held is remembered on its row before the first is taken, so that "alone" holds
+        over several batches. A run reaped from its closing pass is failed in the same transaction.
+        """
+        now = self._database.now()
+        async with self._database.connection() as connection:
+            await sql.mark_dead_workers.rows(
+                connection, lease_s=lease_s, quick=quick, quick_after_s=QUICK_AFTER_S, now=now
+            )
+            await sql.mark_missing_workers.rows(connection, now=now)
+        async with self._database.transaction() as connection:
+            rows = await sql.reap_runs.rows(connection, room=limit, now=now)
+            reaped: list[Reaped] = []
+            for row in rows:
+                before = row["recovery_attempts"] - (1 if row["alone"] else 0)
+                failed = before >= CLOSING_PASS
+                if failed:
+                    await self._fail_exhausted(connection, row["id"])
+                reaped.append(
+                    Reaped(
+                        run_id=row["id"],
+                        worker_id=row["worker_id"],
+                        alone=row["alone"],
+                        recovery_attempts=row["recovery_attempts"],
+                        crashes=row["crashes"],
+                        failed=failed,
+                    )
+                )
+            if reaped and self._database.hints:
+                await endings.hint(connection, endings.WORK, "", allowed=True)
+        return reaped
+
+    async def _fail_exhausted(self, connection: "Connection", run_id: str) -> None:
+        """running (just taken back) -> failed: intended becomes unknown, open suspensions stopped, everybody told."""
+        now = self._database.now()
+        reason = FailReason.RECOVERY_EXHAUSTED.value
+        body = encode({"reason": reason, "by": "reaper"})
+        await sql.trace_event.run(connection, run_id=run_id, kind="failed", body=body, now=now)
+        detail = "Atlas was cut off each time it worked on this; the operators have been told."
+        await endings.fail(connection, run_id, None, reason, detail, None, now)
+
+    # ---- expiry -----------------------------------------------------------------------------------------------------
+
+    async def expire_due(self, limit: int = 50) -> list[Suspension]:
+        """Expire what is overdue of up to *limit* runs, each in its own transaction; a busy run waits for next time."""
+        now = self._database.now()
+        async with self._database.connection() as connection:
+            rows = await sql.list_runs_with_expired.rows(connection, room=limit, now=now)
+        expired: list[Suspension] = []
+        for row in rows:
+            async with self._database.transaction() as connection:
+                locked = await sql.lock_run_unless_busy.value(connection, run_id=row["run_id"])
+                if locked is not None:
+                    gone, run = await endings.expire(connection, run_of(parsed(locked)), now)
+                    expired += gone
+                    if gone:
+                        await endings.hint(connection, endings.OUTBOX, run.id, allowed=self._database.hints)
+        return expired
+
+    async def to_remind(self, before_s: float, limit: int = 50) -> list[tuple[Suspension, Run, float]]:
+        """List open suspensions that expire within *before_s* seconds, unreminded, with the seconds left."""
+        async with self._database.connection() as connection:
+            rows = await sql.list_to_remind.rows(connection, before_s=before_s, room=limit, now=self._database.now())
+        return [(suspension_of(parsed(r["suspension"])), run_of(parsed(r["run"])), r["left_s"]) for r in rows]
+
+    async def remind(self, suspension: Suspension, text: str, mention: list[str]) -> bool:
+        """Owe a reminder beside the card, once; content {"text", "mention": None, "mentions": [...]}."""
+        async with self._database.connection() as connection:
+            place = await sql.owe_reminder.value(
+                connection,
+                suspension_id=suspension.id,
+                content=encode({"text": text, "mention": None, "mentions": mention}),
+                now=self._database.now(),
+            )
+        return place is not None
+
+    async def hasten(self, run_id: str, seconds: float) -> int:
+        """For the demo and tests: a run's open suspensions expire in *seconds*; return how many."""
+        async with self._database.connection() as connection:
+            rows = await sql.hasten_suspensions.rows(
+                connection, run_id=run_id, seconds=seconds, now=self._database.now()
+            )
+        return len(rows)
+
+    # ---- retention --------------------------------------------------------------------------------------------------
+
+    async def retention(self, limit: int = 500) -> Removed:
+        """Remove up to *limit* rows of each kind that are old enough; call again until ``total`` is 0.
+
+        Ended runs 30 days (never one with an unknown action), audit 365 days, handled mail 2 days.
+        """
+        now = self._database.now()
+        sweeps = {
+            "runs": (sql.remove_ended_runs, KEEP_RUNS_S),
+            "audit": (sql.remove_old_audit, KEEP_AUDIT_S),
+            "inbox": (sql.remove_handled_mail, KEEP_MAIL_S),
+            "outbox": (sql.remove_old_messages, KEEP_RUNS_S),
+            "pace": (sql.remove_old_pace, KEEP_PACE_S),
+            "workers": (sql.remove_dead_workers, DAY_S),
+        }
+        removed: dict[str, int] = {}
+        for table, (statement, keep_s) in sweeps.items():
+            async with self._database.connection() as connection:
+                rows = await statement.rows(connection, older_than_s=keep_s, room=limit, now=now)
+            removed[table] = len(rows)
+        return Removed(removed)
+
+    # ---- what operators look at -------------------------------------------------------------------------------------
+
+    async def counts(self, alive_s: float = 90.0) -> Counts:
+        """Count rows for metrics; a worker is alive when it beat within *alive_s* seconds."""
+        async with self._database.connection() as connection:
+            row = await sql.count_rows.row(connection, alive_s=alive_s, now=self._database.now())
+        assert row is not None
+        numbers: dict[str, Any] = {name: row[name] for name in Counts.__slots__ if name != "runs"}
+        return Counts(runs=parsed(row["runs"]), **numbers)
+
+    async def timeline(self, run_id: str) -> list[TimelineEntry]:
+        """Return a run's trace, oldest first."""
+        async with self._database.connection() as connection:
+            rows = await sql.read_timeline.rows(connection, run_id=run_id)
+        return [TimelineEntry(row["at"], trace_of(dict(row))) for row in rows]
+
+    async def ready(self) -> bool:
+        """Make one cheap round trip; False: the database is read-only (a standby). Raises StoreUnavailable."""
+        async with self._database.connection() as connection:
+            return not await sql.read_readiness.value(connection)
