@@ -7,7 +7,7 @@ runs go on elsewhere, and the fence refuses whatever it still writes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -33,21 +33,6 @@ KEEP_PACE_S = DAY_S
 
 
 @dataclass(frozen=True, slots=True)
-class Reaped:
-    """A run taken back from a dead process. *alone*: nothing else was in it, so the attempt is charged.
-
-    *failed*: its closing pass crashed too, so it was failed here.
-    """
-
-    run_id: str
-    worker_id: str
-    alone: bool
-    recovery_attempts: int
-    crashes: int
-    failed: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Counts:
     """What metrics show. *runs* by state; *oldest_owed_s*: age of the oldest undelivered change."""
 
@@ -59,26 +44,6 @@ class Counts:
     open_suspensions: int
     unhandled_mail: int
     workers_alive: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineEntry:
-    """One line of a run's trace with its time."""
-
-    at: datetime
-    entry: TraceEntry
-
-
-@dataclass(frozen=True, slots=True)
-class Removed:
-    """How many rows one retention pass removed, by table."""
-
-    rows: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def total(self) -> int:
-        """Return the sum; 0: nothing is old enough any more."""
-        return sum(self.rows.values())
 
 
 class PgMaintenance:
@@ -123,8 +88,9 @@ class PgMaintenance:
 
     # ---- orphans ----------------------------------------------------------------------------------------------------
 
-    async def reap(self, *, lease_s: float, quick: bool, limit: int = 20) -> list[Reaped]:
-        """Take back up to *limit* runs of dead processes, the longest dead first; call again until none is left.
+    async def reap(self, *, lease_s: float, quick: bool, limit: int = 20) -> list[str]:
+        """Take back up to *limit* runs of dead processes, the longest dead first, and return their ids; call again
+        until none is left.
 
         Dead: no row, no beat for *lease_s* seconds, or (*quick*) its session lock is free and its beat is over 4 s
         old. How many runs a process held is remembered on its row before the first is taken, so that "alone" holds
@@ -138,25 +104,12 @@ class PgMaintenance:
             await sql.mark_missing_workers.rows(connection, now=now)
         async with self._database.transaction() as connection:
             rows = await sql.reap_runs.rows(connection, room=limit, now=now)
-            reaped: list[Reaped] = []
             for row in rows:
-                before = row["recovery_attempts"] - (1 if row["alone"] else 0)
-                failed = before >= CLOSING_PASS
-                if failed:
+                if row["recovery_attempts"] - int(row["alone"]) >= CLOSING_PASS:
                     await self._fail_exhausted(connection, row["id"])
-                reaped.append(
-                    Reaped(
-                        run_id=row["id"],
-                        worker_id=row["worker_id"],
-                        alone=row["alone"],
-                        recovery_attempts=row["recovery_attempts"],
-                        crashes=row["crashes"],
-                        failed=failed,
-                    )
-                )
-            if reaped and self._database.hints:
-                await endings.hint(connection, endings.WORK, "", allowed=True)
-        return reaped
+            if rows:
+                await endings.hint(connection, endings.WORK, "", allowed=self._database.hints)
+        return [row["id"] for row in rows]
 
     async def _fail_exhausted(self, connection: "Connection", run_id: str) -> None:
         """running (just taken back) -> failed: intended becomes unknown, open suspensions stopped, everybody told."""
@@ -169,18 +122,21 @@ class PgMaintenance:
 
     # ---- expiry -----------------------------------------------------------------------------------------------------
 
-    async def expire_due(self, limit: int = 50) -> list[Suspension]:
-        """Expire what is overdue of up to *limit* runs, each in its own transaction; a busy run waits for next time."""
+    async def expire_due(self, limit: int = 50) -> int:
+        """Expire what is overdue of up to *limit* runs, each in its own transaction; return how many suspensions.
+
+        A run that somebody else has locked waits for the next time.
+        """
         now = self._database.now()
         async with self._database.connection() as connection:
             rows = await sql.list_runs_with_expired.rows(connection, room=limit, now=now)
-        expired: list[Suspension] = []
+        expired = 0
         for row in rows:
             async with self._database.transaction() as connection:
                 locked = await sql.lock_run_unless_busy.value(connection, run_id=row["run_id"])
                 if locked is not None:
                     gone, run = await endings.expire(connection, run_of(parsed(locked)), now)
-                    expired += gone
+                    expired += len(gone)
                     if gone:
                         await endings.hint(connection, endings.OUTBOX, run.id, allowed=self._database.hints)
         return expired
@@ -212,26 +168,26 @@ class PgMaintenance:
 
     # ---- retention --------------------------------------------------------------------------------------------------
 
-    async def retention(self, limit: int = 500) -> Removed:
-        """Remove up to *limit* rows of each kind that are old enough; call again until ``total`` is 0.
+    async def retention(self, limit: int = 500) -> int:
+        """Remove up to *limit* rows of each kind that are old enough; return how many.
 
         Ended runs 30 days (never one with an unknown action), audit 365 days, handled mail 2 days.
         """
         now = self._database.now()
-        sweeps = {
-            "runs": (sql.remove_ended_runs, KEEP_RUNS_S),
-            "audit": (sql.remove_old_audit, KEEP_AUDIT_S),
-            "inbox": (sql.remove_handled_mail, KEEP_MAIL_S),
-            "outbox": (sql.remove_old_messages, KEEP_RUNS_S),
-            "pace": (sql.remove_old_pace, KEEP_PACE_S),
-            "workers": (sql.remove_dead_workers, DAY_S),
-        }
-        removed: dict[str, int] = {}
-        for table, (statement, keep_s) in sweeps.items():
+        sweeps = (
+            (sql.remove_ended_runs, KEEP_RUNS_S),
+            (sql.remove_old_audit, KEEP_AUDIT_S),
+            (sql.remove_handled_mail, KEEP_MAIL_S),
+            (sql.remove_old_messages, KEEP_RUNS_S),
+            (sql.remove_old_pace, KEEP_PACE_S),
+            (sql.remove_dead_workers, DAY_S),
+        )
+        removed = 0
+        for statement, keep_s in sweeps:
             async with self._database.connection() as connection:
                 rows = await statement.rows(connection, older_than_s=keep_s, room=limit, now=now)
-            removed[table] = len(rows)
-        return Removed(removed)
+            removed += len(rows)
+        return removed
 
     # ---- what operators look at -------------------------------------------------------------------------------------
 
@@ -243,11 +199,11 @@ class PgMaintenance:
         numbers: dict[str, Any] = {name: row[name] for name in Counts.__slots__ if name != "runs"}
         return Counts(runs=parsed(row["runs"]), **numbers)
 
-    async def timeline(self, run_id: str) -> list[TimelineEntry]:
-        """Return a run's trace, oldest first."""
+    async def timeline(self, run_id: str) -> list[tuple[datetime, TraceEntry]]:
+        """Return a run's trace with its times, oldest first."""
         async with self._database.connection() as connection:
             rows = await sql.read_timeline.rows(connection, run_id=run_id)
-        return [TimelineEntry(row["at"], trace_of(dict(row))) for row in rows]
+        return [(row["at"], trace_of(dict(row))) for row in rows]
 
     async def ready(self) -> bool:
         """Make one cheap round trip; False: the database is read-only (a standby). Raises StoreUnavailable."""
