@@ -1,0 +1,80 @@
+"""`/atlas`: help, pending, runs, show, continue, stop. Every answer is private.
+
+Decides: what each word does. Moves are committed before the ack, lists are read after it. Does not: work inside
+threads (Slack refuses slash commands there); "@Atlas …" does.
+"""
+
+from collections.abc import Sequence
+
+from slack_bolt.async_app import AsyncApp
+from slack_bolt.kwargs_injection.async_args import AsyncArgs
+
+from bot import texts
+from bot.lines import Line, clip, unescape, visible
+from bot.listeners.service import Service, actor_of, whisper, whisper_lines
+from core.approvals import Via
+from core.errors import CouldNotCheck, StoreUnavailable
+from core.words import Command, command_of
+
+MOVES = ("continue", "stop")
+
+
+def register(app: AsyncApp, service: Service) -> None:
+    """Add the slash command to *app*."""
+
+    @service.listener
+    async def atlas(args: AsyncArgs) -> None:
+        text = unescape(str(args.body.get("text") or "")).strip()
+        command = command_of(text) if text else Command("help")
+        if command is not None and command.name in MOVES:
+            await _move(args, service, command)
+            return
+        await args.ack()
+        try:
+            lines = await _read(args, service, command, text)
+        except (StoreUnavailable, CouldNotCheck):
+            await whisper(args, ("Atlas could not look that up just now. Please try again in a moment.",))
+            return
+        await whisper_lines(args, lines)
+
+    app.command("/atlas")(atlas)
+
+
+async def _move(args: AsyncArgs, service: Service, command: Command) -> None:
+    actor = actor_of(args.body, Via.COMMAND)
+    run_id = command.argument or None
+    async with service.committing():
+        if command.name == "stop":
+            answer = texts.stopped_words(await service.engine.stop_run(actor, run_id))
+        else:
+            continued = await service.engine.continue_run(actor, run_id)
+            answer = texts.CONTINUE_REFUSED if run_id else texts.NOTHING_TO_CONTINUE
+            if continued.run is not None:
+                answer = texts.continued_words(continued.run)
+    await args.ack(text=answer, response_type="ephemeral")
+    service.moved()
+
+
+async def _read(args: AsyncArgs, service: Service, command: Command | None, text: str) -> Sequence[Line]:
+    actor = actor_of(args.body, Via.COMMAND)
+    if command is None:
+        unknown: Line = (f"Atlas has no command “{clip(visible(text), 100)}”.",)
+        return [unknown, *texts.help_lines(service.examples)]
+    if command.name == "runs":
+        runs = await service.engine.runs(actor)
+        lines = [texts.one_run(run, service.thread_link(run)) for run in runs]
+        return lines or [("You have no runs yet. Ask Atlas for something.",)]
+    if command.name == "pending":
+        waiting = await service.engine.pending(actor)
+        lines = [texts.one_pending(suspension, run, service.thread_link(run)) for suspension, run in waiting]
+        return lines or [("Nothing waits for your decision.",)]
+    if command.name == "show":
+        run_id = command.argument
+        if not run_id:
+            mine = await service.engine.runs(actor, limit=1)
+            if not mine:
+                return [("You have no runs yet. Ask Atlas for something.",)]
+            run_id = mine[0].id
+        view = await service.engine.show(actor, run_id)
+        return texts.show_lines(view) if view is not None else [(texts.NOT_FOUND,)]
+    return texts.help_lines(service.examples)

@@ -1,0 +1,133 @@
+"""Events: mentions and direct messages go into the inbox before they are acked; Home is drawn when it is opened.
+
+Decides: which events count (people's own messages that mention Atlas, or stand in its DM) and their text. Does not:
+understand them (the drain does). The failure it can cause: Bolt acks an event before its listener runs, so storing in
+a listener would lose what a crash interrupts; this is a global middleware, and what cannot be stored is not acked.
+"""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from slack_bolt.async_app import AsyncApp
+from slack_bolt.kwargs_injection.async_args import AsyncArgs
+from slack_bolt.response import BoltResponse
+
+from bot.blocks.home import home
+from bot.lines import unescape
+from bot.listeners.service import NotCommitted, Service, actor_of
+from bot.slack import CALL_ERRORS, read_failure
+from core.approvals import Via
+from core.errors import CouldNotCheck, StoreUnavailable
+from core.ports import InboundEvent, Inbox
+
+log = logging.getLogger("atlas.events")
+
+# Every other subtype is a change, a join, a bot's post …: not somebody asking.
+SUBTYPES = frozenset({None, "file_share", "thread_broadcast"})
+
+
+def inbound(body: dict[str, Any], bot_user_id: str) -> InboundEvent | None:
+    """Return the event as the inbox stores it; None: it is not somebody asking Atlas.
+
+    Source: Slack, event wrapper, app_mention and message.im (a mention inside a DM arrives as message.im).
+    """
+    event = body.get("event")
+    if body.get("type") != "event_callback" or not isinstance(event, dict):
+        return None
+    kind = event.get("type")
+    direct = kind == "message" and event.get("channel_type") == "im"
+    if not (kind == "app_mention" or direct):
+        return None
+    if event.get("subtype") not in SUBTYPES or event.get("bot_id") or event.get("hidden"):
+        return None
+    user, channel, ts = event.get("user"), event.get("channel"), event.get("ts")
+    team = body.get("team_id") or event.get("team") or body.get("enterprise_id")
+    event_id = body.get("event_id")
+    if not (user and channel and ts and team and event_id) or user == bot_user_id:
+        return None
+    return InboundEvent(
+        event_id=str(event_id),
+        kind="direct" if direct else "mention",
+        team_id=str(team),
+        channel_id=str(channel),
+        ts=str(ts),
+        thread_ts=str(event.get("thread_ts") or ts),
+        user_id=str(user),
+        text=typed(str(event.get("text") or ""), bot_user_id),
+        # The verification token is a deprecated secret of Slack's; nobody needs it in the store.
+        payload={key: value for key, value in body.items() if key != "token"},
+    )
+
+
+def typed(text: str, bot_user_id: str) -> str:
+    """Return a message's text as its writer typed it: without the mention of Atlas, links and entities undone once."""
+    text = re.sub(rf"<@{re.escape(bot_user_id)}(\|[^>]*)?>[,:]?", " ", text)
+    text = re.sub(r"<((?:https?|mailto|tel):[^|>]+)(?:\|([^>]*))?>", _link, text)
+    text = re.sub(r"<#([A-Z0-9]+)\|([^>]+)>", r"#\2", text)
+    text = re.sub(r"[ \t]{2,}", " ", text)
+    return unescape(text).strip()
+
+
+def _link(match: re.Match[str]) -> str:
+    url, label = match.group(1), match.group(2)
+    address = re.sub(r"^(mailto|tel):", "", url)
+    if not label or label in url:
+        return label or address
+    return f"{label} ({address})"
+
+
+def register(app: AsyncApp, service: Service, inbox: Inbox, arrived: Callable[[], None]) -> None:
+    """Add the inbox middleware and the event listeners to *app*. *arrived*: the drain has something to do."""
+
+    async def keep(body: dict[str, Any], next_: Callable[[], Awaitable[None]]) -> BoltResponse | None:
+        event = inbound(body, service.installation.bot_user_id)
+        if event is None:
+            await next_()
+            return None
+        async with service.in_flight.one():
+            try:
+                async with service.committing():
+                    fresh = await inbox.put(event)
+            except NotCommitted as error:
+                # Not acked: Slack sends it again.
+                log.warning("event %s could not be stored: %s", event.event_id, error)
+                return BoltResponse(status=503, body="")
+        if fresh:
+            arrived()
+        else:
+            log.info("event %s came again", event.event_id)
+        return BoltResponse(status=200, body="")
+
+    @service.listener
+    async def home_opened(args: AsyncArgs) -> None:
+        event = args.body.get("event") or {}
+        if event.get("tab") == "home" and event.get("user"):
+            await draw_home(args, service, str(event["user"]))
+
+    @service.listener
+    async def ignored(args: AsyncArgs) -> None:
+        # An event without a listener would not be acked, and Slack would send it again and again.
+        await args.ack()
+
+    app.use(keep)
+    app.event("app_home_opened")(home_opened)
+    app.event(re.compile(r".*"))(ignored)
+
+
+async def draw_home(args: AsyncArgs, service: Service, user_id: str) -> None:
+    """Publish somebody's Home as it is now. *user_id* comes from the verified payload."""
+    body = {"team_id": args.body.get("team_id") or "", "user_id": user_id}
+    actor = actor_of(body if not args.body.get("team") else args.body, Via.HOME)
+    try:
+        waiting = await service.engine.pending(actor)
+        runs = await service.engine.runs(actor, limit=8)
+    except (StoreUnavailable, CouldNotCheck) as error:
+        log.warning("the Home of %s could not be drawn: %s", user_id, error)
+        return
+    try:
+        view = home(waiting, runs, service.examples, service.around)
+        await args.client.views_publish(user_id=user_id, view=view)
+    except CALL_ERRORS as error:
+        log.warning("the Home of %s was refused: %s", user_id, read_failure(error).error)
