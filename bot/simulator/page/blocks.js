@@ -71,7 +71,7 @@ function cell(content, ctx) {
   return String(content?.text ?? content?.value ?? content?.number ?? "");
 }
 
-const brief = (content) => content?.type !== "rich_text" && cell(content).length <= 20;
+const brief = (content) => content?.type !== "rich_text" && cell(content).length <= 12;
 
 function table(block, ctx) {
   const settings = block.column_settings ?? [];

@@ -139,7 +139,13 @@ function overflow(blockId, element, ctx, _field, status) {
   const toggle = (open) => {
     menu.hidden = !open;
     opener.setAttribute("aria-expanded", String(open));
-    if (open) menu.querySelector("[role=menuitem]")?.focus();
+    if (!open) return;
+    menu.classList.remove("flip", "above");
+    const frame = root.closest(".scroll, .modal-body")?.getBoundingClientRect();
+    const mine = menu.getBoundingClientRect();
+    menu.classList.toggle("flip", Boolean(frame) && mine.right > frame.right - 6);
+    menu.classList.toggle("above", Boolean(frame) && mine.bottom > frame.bottom - 6 && mine.height < opener.getBoundingClientRect().top - frame.top);
+    menu.querySelector("[role=menuitem]")?.focus();
   };
   const root = h("span", { class: "overflow" }, opener, menu);
   (element.options ?? []).forEach((option, index) => {

@@ -37,6 +37,22 @@ export function drawList(container, messages, app, options) {
     previous = message;
   }
   reconcile(container, items);
+  rove(container);
+}
+
+/** One stop for the Tab key per list: the message last focused, else the newest. Arrow keys move between them. */
+function rove(container) {
+  const all = [...container.querySelectorAll(":scope > .message")];
+  const stop = all.find((node) => node.contains(document.activeElement)) ?? all.find((node) => node.dataset.ts === container.dataset.stop) ?? all.at(-1);
+  for (const node of all) node.tabIndex = node === stop ? 0 : -1;
+  if (container.dataset.roving) return;
+  container.dataset.roving = "1";
+  container.addEventListener("focusin", (event) => {
+    const here = event.target.closest(".message");
+    if (!here) return;
+    container.dataset.stop = here.dataset.ts;
+    for (const node of container.querySelectorAll(":scope > .message")) node.tabIndex = node === here ? 0 : -1;
+  });
 }
 
 function summarySig(replies, message, app) {
@@ -71,7 +87,7 @@ function drawMessage(message, app, { compact, root, inThread, replies, pointed }
   const time = h("time", { class: "when", datetime: date.toISOString(), title: fullTime(date) }, clockTime(date));
   const canReply = !inThread && !message.ephemeral && !quiet;
   const node = h("article", { class: ["message", compact ? "compact" : "", message.ephemeral ? "ephemeral" : "", quiet ? "quiet" : "", pointed ? "pointed" : "", store.me && message.text?.includes(`<@${store.me}>`) ? "for-me" : ""].join(" "),
-    testid: root ? `thread-root-${message.ts}` : `message-${message.ts}`, "data-ts": message.ts, tabindex: "0",
+    testid: root ? `thread-root-${message.ts}` : `message-${message.ts}`, "data-ts": message.ts, tabindex: "-1",
     "aria-label": `${who.real_name || who.name}, ${clockTime(date)}${message.ephemeral ? ", only visible to you" : ""}` },
   h("div", { class: "gutter" }, compact ? time : avatar(who)),
   h("div", { class: "body" },

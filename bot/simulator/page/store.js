@@ -12,6 +12,7 @@ export class Store {
   home = null; views = []; statuses = []; panel = false; unread = {};
   version = 0;              // moves with people, channels and the bot: everything that names are drawn from
   #messages = new Map();    // channel -> Map(ts -> message)
+  #order = new Map();       // channel -> its messages in order, until the next change
   #forms = new Map();
   #interactions = new Map(); // place of the click -> {state, error}
   #places = new Map();       // interaction id -> place
@@ -32,6 +33,7 @@ export class Store {
     this.unread = { ...snapshot.unread };
     const local = samePerson ? this.#localNotes() : [];
     this.#messages = new Map(Object.entries(messages ?? {}).map(([channel, list]) => [channel, new Map(list.map((message) => [message.ts, message]))]));
+    this.#order.clear();
     for (const [channel, note] of local) this.#channel(channel).set(note.ts, note);
     this.#interactions.clear(); this.#places.clear(); this.#early.clear(); this.#viewErrors.clear();
     this.version += 1;
@@ -42,7 +44,9 @@ export class Store {
     return [...this.#messages].flatMap(([channel, list]) => [...list.values()].filter((message) => message.local).map((message) => [channel, message]));
   }
 
+  /** The messages of a channel, about to be changed. */
   #channel(id) {
+    this.#order.delete(id);
     if (!this.#messages.has(id)) this.#messages.set(id, new Map());
     return this.#messages.get(id);
   }
@@ -150,14 +154,26 @@ export class Store {
   person(id) { return id === SLACKBOT.id ? SLACKBOT : this.people.find((person) => person.id === id) ?? null; }
   channel(id) { return this.channels.find((channel) => channel.id === id) ?? null; }
   message(channel, ts) { return this.#messages.get(channel)?.get(ts) ?? null; }
-  sorted(channel) { return [...(this.#messages.get(channel)?.values() ?? [])].sort(byTs); }
+
+  /** This channel's messages in order, its own timeline and its threads; kept until something in it changes. */
+  #sorted(channel) {
+    let found = this.#order.get(channel);
+    if (!found) {
+      const all = [...(this.#messages.get(channel)?.values() ?? [])].sort(byTs);
+      const threads = new Map();
+      for (const message of all) if (message.thread_ts && message.thread_ts !== message.ts) threads.set(message.thread_ts, [...(threads.get(message.thread_ts) ?? []), message]);
+      const timeline = all.filter((message) => !message.thread_ts || message.thread_ts === message.ts || message.subtype === "thread_broadcast");
+      this.#order.set(channel, (found = { timeline, threads }));
+    }
+    return found;
+  }
 
   /** What the channel itself shows: everything that is no mere reply. */
   timeline(channel) {
-    return this.sorted(channel).filter((message) => !message.thread_ts || message.thread_ts === message.ts || message.subtype === "thread_broadcast");
+    return this.#sorted(channel).timeline;
   }
 
-  replies(channel, threadTs) { return this.sorted(channel).filter((message) => message.thread_ts === threadTs && message.ts !== threadTs); }
+  replies(channel, threadTs) { return this.#sorted(channel).threads.get(threadTs) ?? []; }
   threadStatus(channel, threadTs) { return this.statuses.find((status) => status.channel === channel && status.thread_ts === threadTs && status.status) ?? null; }
 
   botDm() { return this.channels.find((channel) => channel.kind === "im" && channel.with === this.bot.user_id) ?? null; }
