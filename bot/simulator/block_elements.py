@@ -49,7 +49,9 @@ OPTIONAL: dict[str, set[str]] = {
     },
     "email_text_input": {"initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
     "url_text_input": {"initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
-    "rich_text_input": {"min_lines", "max_lines", "initial_value", "dispatch_action_config", "focus_on_load", "placeholder"},
+    "rich_text_input": {
+        "min_lines", "max_lines", "initial_value", "dispatch_action_config", "focus_on_load", "placeholder",
+    },
     "file_input": {"filetypes", "max_files"},
 }  # fmt: skip
 REQUIRED: dict[str, tuple[str, ...]] = {
