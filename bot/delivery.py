@@ -28,8 +28,8 @@ SETTLE_MARGIN_S = 5.0
 STALE_ANNOUNCEMENT_S = 2.0
 LEASE_S = 60.0
 # Slack: about 1 post a second and channel, bursts allowed; chat.update is Tier 3, 50 a minute and workspace.
-POST_PER_S, POST_BURST_S = 1.0, 3.0
-UPDATE_PER_S, UPDATE_BURST_S = 50 / 60, 6.0
+POST_EVERY_S, POST_BURST_S = 1.0, 3.0
+UPDATE_EVERY_S, UPDATE_BURST_S = 60 / 50, 6.0
 LONGEST_WAIT_S = 5.0
 IN_FLIGHT = 16
 POLL_S = 0.5
@@ -212,7 +212,7 @@ class Delivery:
         return None
 
     async def _post(self, row: OutboxRow, channel: str, taken_at: float, *, plain: bool = False) -> None:
-        if not await self._turn(row, channel, "chat.postMessage", POST_PER_S, POST_BURST_S):
+        if not await self._turn(row, channel, "chat.postMessage", POST_EVERY_S, POST_BURST_S):
             return
         version, rendered = await self._render(row)
         if self._lease_left(taken_at) < self.request_timeout_s:
@@ -250,7 +250,7 @@ class Delivery:
     # ---- editing -----------------------------------------------------------------------------------------------------
 
     async def _update(self, row: OutboxRow, taken_at: float, *, plain: bool = False) -> None:
-        if not await self._turn(row, "", "chat.update", UPDATE_PER_S, UPDATE_BURST_S):
+        if not await self._turn(row, "", "chat.update", UPDATE_EVERY_S, UPDATE_BURST_S):
             return
         channel, ts = str(row.message_channel), str(row.message_ts)
         version, rendered = await self._render(row)
@@ -291,11 +291,11 @@ class Delivery:
         inputs = await self.outbox.render_inputs(row)
         return version, render(row, inputs, version, Surroundings(self.installation.url, self.groups()))
 
-    async def _turn(self, row: OutboxRow, channel: str, method: str, per_s: float, burst_s: float) -> bool:
+    async def _turn(self, row: OutboxRow, channel: str, method: str, every_s: float, burst_s: float) -> bool:
         """Wait for this request's turn; False when it is far off: the row was given back and its slot kept."""
         due = self._booked.pop(row.place, None)
         if due is None:
-            wait = await self.outbox.reserve(self.installation.team_id, channel, method, per_s) - burst_s
+            wait = await self.outbox.reserve(self.installation.team_id, channel, method, every_s) - burst_s
             due = self.clock.monotonic() + wait
         wait = due - self.clock.monotonic()
         if wait > LONGEST_WAIT_S:

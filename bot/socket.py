@@ -36,7 +36,7 @@ class _Counted(AsyncSocketModeHandler):
             await super().handle(client, req)
 
 
-class Connections:
+class SlackSocket:
     """Keeps *count* connections of one app open. Call ``start``, then ``close``."""
 
     def __init__(self, app: AsyncApp, app_token: str, in_flight: InFlight, *, count: int = 2) -> None:

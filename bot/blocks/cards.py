@@ -22,7 +22,7 @@ from bot.blocks.artefact import (
 )
 from bot.lines import Block, Bold, Code, Line, Link, When, Who, clip, mrkdwn, plain_text, visible
 from core.ports import RenderInputs
-from core.run import Run, Suspension, SuspensionKind, SuspensionStatus
+from core.run import HaltReason, Run, RunState, Suspension, SuspensionKind, SuspensionStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,17 @@ def card(inputs: RenderInputs, around: Surroundings, *, table: bool = True) -> t
         text = mrkdwn(texts.waiting_for(suspension, run.owner.user_id, around.groups))
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
         blocks.append({"type": "actions", "elements": buttons(suspension, whole=whole)})
-    elif suspension.status is SuspensionStatus.EXPIRED and inputs.continuable:
+    elif suspension.status is SuspensionStatus.EXPIRED and _can_ask_again(run, inputs):
         blocks.append(
             {"type": "actions", "elements": [button("continue", "Ask again", continue_value(run), "primary")]}
         )
     blocks.append(_footer(suspension, inputs, is_open=is_open))
     return fallback, blocks
+
+
+def _can_ask_again(run: Run, inputs: RenderInputs) -> bool:
+    halted_by_it = run.halt_reason in (HaltReason.SUSPENSION_EXPIRED, HaltReason.OUTCOME_UNKNOWN)
+    return inputs.continuable or (run.state is RunState.HALTED and halted_by_it)
 
 
 def _status(
