@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from slack_bolt.adapter.socket_mode.aiohttp import AsyncSocketModeHandler
 from slack_bolt.async_app import AsyncApp
 from slack_sdk.web.async_client import AsyncWebClient
@@ -56,8 +58,8 @@ def client(slack: Simulator) -> AsyncWebClient:
 
 
 @pytest.fixture
-async def page_of(slack: Simulator) -> AsyncIterator[Opener]:
-    """Open the page: `await page_of(RITA, "C0SALESDESK/thread/…", size=NARROW)`; its script errors fail the test."""
+async def page_at() -> AsyncIterator[Opener]:
+    """Open a page at an address: `await page_at(url, size=NARROW)`; script errors of any page fail the test."""
     async with playwright_api.async_playwright() as playwright:
         bundled = Path(playwright.chromium.executable_path)
         if CHROMIUM is None and not bundled.exists():
@@ -65,17 +67,27 @@ async def page_of(slack: Simulator) -> AsyncIterator[Opener]:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         troubles: list[str] = []
 
-        async def open_page(person: str, place: str = SALES_DESK, size: tuple[int, int] = WIDE) -> Any:
+        async def open_page(address: str, size: tuple[int, int] = WIDE) -> Any:
             context = await browser.new_context(viewport={"width": size[0], "height": size[1]})
             page = await context.new_page()
             page.on("pageerror", lambda error: troubles.append(str(error)))
-            await page.goto(f"{slack.url}/#/as/{person}/{place}")
+            await page.goto(address)
             await page.wait_for_selector("body[data-ready='1']")
             return page
 
         yield open_page
         await browser.close()
         assert troubles == []
+
+
+@pytest.fixture
+def page_of(slack: Simulator, page_at: Opener) -> Opener:
+    """Open the page as a person at a place: `await page_of(RITA, "C0SALESDESK/thread/…", size=NARROW)`."""
+
+    async def open_page(person: str, place: str = SALES_DESK, size: tuple[int, int] = WIDE) -> Any:
+        return await page_at(f"{slack.url}/#/as/{person}/{place}", size)
+
+    return open_page
 
 
 @pytest.fixture
@@ -99,6 +111,54 @@ async def test_untrusted_text_stays_text(slack: Simulator, client: AsyncWebClien
     await expect(page.get_by_test_id("messages")).to_contain_text("<script>document.title=2</script>")
     assert await page.locator("#messages :is(img, script)").count() == 0
     assert await page.locator("#messages a[href^='javascript']").count() == 0
+
+
+MRKDWN = {
+    "*bold* _italic_ ~gone~ `code`": "<strong>bold</strong> <em>italic</em> <s>gone</s> <code>code</code>",
+    "snake_case_word 2*3*4 a~b~c": "snake_case_word 2*3*4 a~b~c",
+    "* not bold * and _ not italic _": "* not bold * and _ not italic _",
+    "*bold _both_*": "<strong>bold <em>both</em></strong>",
+    "`*not bold*`": "<code>*not bold*</code>",
+    "&lt;b&gt; &amp;amp;": "&lt;b&gt; &amp;amp;",
+    "&gt; one\n&gt; two\nthree": '<blockquote dir="auto">one<br>two</blockquote>three',
+    "&gt;&gt;&gt; all\nthe rest": '<blockquote dir="auto">all<br>the rest</blockquote>',
+    "```a *b*\nc```": '<pre class="code" dir="auto">a *b*\nc</pre>',
+    "<javascript:alert(1)|x>": "&lt;javascript:alert(1)|x&gt;",
+    ":tada: :none_such:": '<span class="emoji" role="img" aria-label="tada" title=":tada:">🎉</span> :none_such:',
+    "<!here> <@U1> <#C1>": '<span class="mention mine">@here</span> <span class="mention"><bdi>@Ann Lee</bdi></span> '
+    '<a class="mention" href="#/C1">#deals</a>',
+    "<!date^0^{nope}|long ago>": '<time datetime="1970-01-01T00:00:00.000Z" title="T">{nope}</time>',
+}
+READ_MRKDWN = """async (text) => {
+  const { mrkdwn } = await import('/static/mrkdwn.js');
+  const names = { me: 'U9', person: () => ({ name: 'ann', real_name: 'Ann Lee' }),
+    channel: () => ({ name: 'deals' }), href: (id) => `#/${id}` };
+  const box = document.createElement('div');
+  box.append(...mrkdwn(text, names));
+  for (const time of box.querySelectorAll('time')) {
+    time.title = 'T'; delete time.dataset.pattern; delete time.dataset.stamp;
+  }
+  return box.innerHTML;
+}"""
+
+
+async def test_mrkdwn_is_read_as_slack_reads_it(page_of: Opener) -> None:
+    page = await page_of(RITA)
+    read = {text: await page.evaluate(READ_MRKDWN, text) for text in MRKDWN}
+    assert read == MRKDWN
+
+
+async def test_text_made_to_choke_a_reader_is_drawn(client: AsyncWebClient, page_of: Opener) -> None:
+    page = await page_of(RITA)
+    starts = ("*<a>`b`", "_<", "~`", "<", "[", "**a ", "&gt;", "`")
+    for start in starts:
+        await client.chat_postMessage(channel=SALES_DESK, text=(start * 3000)[:3000])
+    for start in ("> ", ">", "[", "**a ", "`", "- ", "  - x\n    ", "|-"):
+        block = {"type": "markdown", "text": (start * 12_000)[:11_900] + "x"}
+        await client.chat_postMessage(channel=SALES_DESK, text="md", blocks=[block])
+    await client.chat_postMessage(channel=SALES_DESK, text="the end")
+    await expect(page.get_by_test_id("messages")).to_contain_text("the end")
+    await expect(page.locator(".unknown")).to_have_count(0)
 
 
 async def test_a_card_arrives_and_changes_live_and_blocks_show_no_edited_mark(
@@ -190,6 +250,46 @@ async def test_ephemeral_text_is_seen_by_its_addressee_alone(client: AsyncWebCli
     await expect(rita.locator(".message.ephemeral")).to_contain_text("Only visible to you")
     await expect(marcus.get_by_test_id("messages")).to_contain_text("for everyone")
     await expect(marcus.get_by_test_id("messages")).not_to_contain_text("you may not approve")
+
+
+async def test_the_status_line_follows_the_thread(slack: Simulator, client: AsyncWebClient, page_of: Opener) -> None:
+    root = await slack.post_as(RITA, SALES_DESK, "a question")
+    page = await page_of(RITA, f"{SALES_DESK}/thread/{root['ts']}")
+    place = {"channel_id": SALES_DESK, "thread_ts": root["ts"]}
+    await client.assistant_threads_setStatus(**place, status="is pricing 200 units")
+    await expect(page.get_by_test_id("thread-status")).to_have_text("Atlas is pricing 200 units")
+    await client.assistant_threads_setStatus(**place, status="")
+    await expect(page.get_by_test_id("thread-status")).to_be_empty()
+
+
+async def test_the_panel_draws_and_sets_whatever_controls_it_is_given(page_at: Opener) -> None:
+    held: dict[str, Any] = {"hold": False, "tier": "b"}
+    log: list[dict[str, Any]] = []
+
+    async def state(_: web.Request) -> web.Response:
+        options = [{"value": "a", "label": "A"}, {"value": "b", "label": "B"}]
+        hold = {"id": "hold", "label": "Credit hold", "kind": "toggle", "value": held["hold"]}
+        tier = {"id": "tier", "label": "Tier", "kind": "select", "value": held["tier"], "options": options}
+        return web.json_response({"groups": [{"title": "Henderson", "controls": [hold, tier]}], "log": log})
+
+    async def change(request: web.Request) -> web.Response:
+        wish = await request.json()
+        held[wish["id"]] = wish["value"]
+        log.append({"at": 0, "text": f"{wish['id']} is {wish['value']}"})
+        return web.json_response({"ok": True, "text": "done"})
+
+    panel = web.Application()
+    panel.add_routes([web.get("/panel/state", state), web.post("/panel/set", change)])
+    async with TestServer(panel) as server, Simulator(panel_url=str(server.make_url("")).rstrip("/")) as slack:
+        page = await page_at(slack.url)
+        await expect(page.get_by_test_id("panel")).to_be_visible()
+        await page.get_by_test_id("control-hold").click()
+        await expect(page.get_by_test_id("control-hold")).to_have_attribute("aria-checked", "true")
+        await page.get_by_test_id("control-tier").select_option("a")
+        await expect(page.get_by_test_id("panel-log")).to_contain_text("tier is a")
+        held["hold"] = False
+        await expect(page.get_by_test_id("control-hold")).to_have_attribute("aria-checked", "false")
+        assert held == {"hold": False, "tier": "a"}
 
 
 FORM: dict[str, Any] = {

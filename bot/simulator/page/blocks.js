@@ -9,11 +9,18 @@ import { interactive } from "./inputs.js";
 
 /** Draw one block. See inputs.js for `ctx`. */
 export function drawBlock(block, ctx) {
-  const draw = BLOCKS[block.type];
-  const body = draw ? draw(block, ctx) : h("div", { class: "unknown" }, `A "${block.type}" block, which this page does not draw`);
+  const body = drawKnown(block, ctx) ?? h("div", { class: "unknown" }, `A "${block.type}" block, which this page does not draw`);
   body.classList.add("block", `block-${block.type}`);
   if (block.block_id) body.dataset.blockId = block.block_id;
   return body;
+}
+
+/** One block that cannot be drawn must not take the page with it: it is named in its place. */
+function drawKnown(block, ctx) {
+  try { return Object.hasOwn(BLOCKS, block.type) ? BLOCKS[block.type](block, ctx) : null; } catch (error) {
+    console.warn("block not drawn", block, error);
+    return null;
+  }
 }
 
 export const drawBlocks = (blocks, ctx) => (blocks ?? []).map((block) => drawBlock(block, ctx));

@@ -6,7 +6,9 @@ import { emoji } from "./emoji.js";
 import { mention, channelLink, emojiNode } from "./mrkdwn.js";
 
 /** Markdown source to an array of block nodes. */
-export function markdown(source, names) { return blocks(source.replace(/\r\n?/g, "\n").split("\n"), names); }
+export function markdown(source, names) { return blocks(source.replace(/\r\n?/g, "\n").split("\n"), names, 0); }
+
+const DEEPEST = 12; // quotes and lists nested deeper than this are shown as text
 
 const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+-]*)/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -14,7 +16,8 @@ const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 
-function blocks(lines, names) {
+function blocks(lines, names, depth) {
+  if (depth > DEEPEST) return [h("p", { dir: "auto" }, lines.join("\n"))];
   const nodes = [];
   let i = 0;
   while (i < lines.length) {
@@ -33,7 +36,7 @@ function blocks(lines, names) {
     else if (/^ {0,3}>/.test(line)) {
       const start = i;
       while (i < lines.length && /^ {0,3}>/.test(lines[i])) i += 1;
-      nodes.push(h("blockquote", { dir: "auto" }, blocks(lines.slice(start, i).map((text) => text.replace(/^ {0,3}> ?/, "")), names)));
+      nodes.push(h("blockquote", { dir: "auto" }, blocks(lines.slice(start, i).map((text) => text.replace(/^ {0,3}> ?/, "")), names, depth + 1)));
     } else if (line.includes("|") && TABLE_RULE.test(lines[i + 1] ?? "") && lines[i + 1].includes("-")) {
       const start = i;
       i += 2;
@@ -43,7 +46,7 @@ function blocks(lines, names) {
       const start = i;
       i += 1;
       while (i < lines.length && (ITEM.test(lines[i]) || /^\s{2,}\S/.test(lines[i]) || (!lines[i].trim() && (ITEM.test(lines[i + 1] ?? "") || /^\s{2,}\S/.test(lines[i + 1] ?? ""))))) i += 1;
-      nodes.push(list(lines.slice(start, i), names));
+      nodes.push(list(lines.slice(start, i), names, depth));
     } else {
       const start = i;
       i += 1;
@@ -56,7 +59,7 @@ function blocks(lines, names) {
   return nodes;
 }
 
-function list(lines, names) {
+function list(lines, names, depth) {
   const [, indent, marker] = ITEM.exec(lines[0]);
   const ordered = /\d/.test(marker);
   const items = [];
@@ -68,7 +71,7 @@ function list(lines, names) {
   return h(ordered ? "ol" : "ul", { start: ordered ? Number.parseInt(marker, 10) : null, dir: "auto" }, items.map(([first, ...rest]) => {
     const task = /^\[( |x|X)\]\s+(.*)$/.exec(first);
     const head = task ? [h("span", { class: "task", role: "img", "aria-label": task[1] === " " ? "open" : "done" }, task[1] === " " ? "☐" : "☑"), " ", inline(task[2], names)] : inline(first, names);
-    return h("li", { class: task ? "task-item" : null }, head, rest.some((text) => text.trim()) ? blocks(rest, names) : null);
+    return h("li", { class: task ? "task-item" : null }, head, rest.some((text) => text.trim()) ? blocks(rest, names, depth + 1) : null);
   }));
 }
 

@@ -63,7 +63,8 @@ function withBreaks(lines, names, verbatim) {
 }
 
 const STYLES = { "*": "strong", _: "em", "~": "s" };
-const SPAN = (mark) => new RegExp(`^[${mark}]((?:<[^<>\\n]*>|\`[^\`\\n]*\`|[^${mark}\\n])+?)[${mark}](?![\\p{L}\\p{N}${mark}])`, "u");
+// Each character can be read in one way only (a bare < or ` is one that opens nothing), so no text takes long to read.
+const SPAN = (mark) => new RegExp(`^[${mark}]((?:<[^<>\\n]*>|\`[^\`\\n]*\`|<(?![^<>\\n]*>)|\`(?![^\`\\n]*\`)|[^${mark}<\`\\n])+?)[${mark}](?![\\p{L}\\p{N}${mark}])`, "u");
 const SPANS = { "*": SPAN("*"), _: SPAN("_"), "~": SPAN("~") };
 const WORD = /[\p{L}\p{N}]/u;
 
