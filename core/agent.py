@@ -4,6 +4,8 @@ Decides: which agents may start. Does not: resolve or call anything. The failure
 lets a write run without permission or without a way to find out whether it happened.
 """
 
+import inspect
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from core.conversation import Model, ToolSpec
-from core.tools import Approval, Limits, ScopeResolver, Tool
+from core.tools import Approval, Limits, ScopeResolver, Tool, UserGroup
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ def problems(agent: Agent) -> list[str]:
             found.append(f"{tool!r} is not a core.Tool: subclass core.Tool[YourArguments] and pass an instance")
             continue
         label = f"tool {tool.name or type(tool).__name__}"
-        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", tool.name):
+        name: object = tool.name
+        if not isinstance(name, str) or not re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", name):
             found.append(f"{label}: its name must be 1 to 64 letters, digits, _ or -")
         if tool.name in seen:
             found.append(f"{label}: two tools have this name; rename one")
@@ -66,9 +69,23 @@ def problems(agent: Agent) -> list[str]:
             found.append(f"{label}: name its argument model, class …(Tool[YourArguments])")
         if not _overrides(tool, "execute"):
             found.append(f"{label}: write async execute(self, args, ctx)")
-        if tool.timeout_s <= 0:
-            found.append(f"{label}: timeout_s must be above 0 seconds")
+        if not 0 < tool.timeout_s < math.inf:
+            found.append(f"{label}: timeout_s must be above 0 seconds, and finite")
+        found += _colour_problems(tool, label)
         found += _write_problems(tool, label)
+    return found
+
+
+def _colour_problems(tool: Tool[Any], label: str) -> list[str]:
+    """A coroutine counts as true: an async ``permitted`` would permit everything."""
+    awaited = ("policy", "preview", "guard", "execute", "reconcile")
+    found = [
+        f"{label}: {method} must be async def"
+        for method in awaited
+        if not inspect.iscoroutinefunction(inspect.unwrap(getattr(tool, method)))
+    ]
+    if inspect.iscoroutinefunction(tool.permitted):
+        found.append(f"{label}: permitted must be a plain def that returns a bool, not async")
     return found
 
 
@@ -93,8 +110,11 @@ def _write_problems(tool: Tool[Any], label: str) -> list[str]:
     return found
 
 
-def policy_problems(policy: Approval) -> list[str]:
-    """List why *policy* can never be satisfied or is not what it seems; empty when it is sound."""
+def policy_problems(policy: Approval, requesters: frozenset[str] = frozenset()) -> list[str]:
+    """List why *policy* can never be satisfied or is not what it seems; empty when it is sound.
+
+    *requesters*: who counts as requester of this very call, when there is one.
+    """
     found: list[str] = []
     if policy.by == "requester":
         if not policy.self_approval and not policy.operators:
@@ -106,8 +126,12 @@ def policy_problems(policy: Approval) -> list[str]:
             found.append("by=() names nobody; give user ids")
         elif len(set(policy.by)) < policy.count and not policy.operators:
             found.append(f"count={policy.count} but by names only {len(set(policy.by))} people")
+        elif not (policy.operators or policy.self_approval) and len(set(policy.by) - requesters) < policy.count:
+            found.append(f"count={policy.count} but too few of those named are not the requester themselves")
         strangers = [user_id for user_id in policy.by if not re.fullmatch(r"[UW][A-Z0-9]{2,}", user_id)]
         found += [f"by names {user_id!r}, which is no Slack user id (U… or W…)" for user_id in strangers]
+    if isinstance(policy.by, UserGroup) and not re.fullmatch(r"[^@\s]+", policy.by.handle):
+        found.append(f"by=UserGroup({policy.by.handle!r}): give the handle without the @")
     if policy.channel is not None and not re.fullmatch(r"[CGD][A-Z0-9]{2,}", policy.channel):
         found.append(f"channel={policy.channel!r} is no Slack channel id (C…)")
     return found

@@ -28,7 +28,7 @@ def canonical(value: Any) -> bytes:
     """
     try:
         return rfc8785.dumps(value)
-    except (rfc8785.CanonicalizationError, UnicodeEncodeError, RecursionError) as error:
+    except (rfc8785.CanonicalizationError, UnicodeError, RecursionError) as error:
         raise Undigestible(str(error)) from error
 
 
@@ -130,10 +130,14 @@ def may_decide(policy: Approval, owner_id: str, asked_by: str, clicker: Clicker,
 
 
 def may_answer_outcome(owner_id: str, clicker: Clicker) -> Refusal | None:
-    """Judge who may say whether an action happened: the owner and the operators."""
-    if clicker.operator or (clicker.id == owner_id and clicker.person is not None and not clicker.person.deactivated):
-        return None
-    return Refusal.NOT_AN_APPROVER
+    """Judge who may say whether an action happened: the owner (also a guest) and the operators, while they are of
+    this team and active; and the CLI."""
+    person = clicker.person
+    if person is None:
+        return None if clicker.operator else Refusal.NOT_AN_APPROVER
+    if person.deactivated or person.bot or person.foreign or (person.guest and clicker.id != owner_id):
+        return Refusal.NOT_AN_APPROVER
+    return None if clicker.operator or clicker.id == owner_id else Refusal.NOT_AN_APPROVER
 
 
 def late(suspension: Suspension, token: str, *, expired: bool) -> Refusal | None:

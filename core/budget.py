@@ -7,12 +7,16 @@ worst case that is too small overshoots a limit.
 
 from dataclasses import dataclass
 from decimal import ROUND_UP, Decimal
+from typing import Any
 
 from core.conversation import Message, Model, ToolSpec
+from core.errors import ModelRefused
 from core.run import HaltReason, Run
 from core.tools import Limits
 
 MICRO = Decimal("0.000001")
+# What a run's row holds of money.
+MOST_USD = Decimal(9999)
 # A reply shorter than this cannot carry a tool call, so a run halts rather than ask for less.
 LEAST_OUTPUT_TOKENS = 256
 MOST_OUTPUT_TOKENS = 4096
@@ -28,15 +32,32 @@ class Allowance:
 
 
 def worst_case(model: Model, run: Run, messages: list[Message], tools: list[ToolSpec], tokens: int) -> Decimal:
-    """Return the most that the next call can cost: the model's own word, else the dearest call of this run."""
+    """Return the most that the next call can cost: the model's own word, else the dearest call of this run.
+
+    Raises: ModelRefused when the model's own word is no amount of money.
+    """
     stated = getattr(model, "worst_case_usd", None)
     if stated is None:
         return run.dearest_call_usd
-    return Decimal(stated(messages, tools, tokens)).quantize(MICRO, rounding=ROUND_UP)
+    try:
+        return money(stated(messages, tools, tokens))
+    except Exception as error:  # an engineer's own model may raise or return anything
+        raise ModelRefused(f"the model cannot state its worst case: {error}") from error
+
+
+def money(amount: Any) -> Decimal:
+    """Return an amount in US dollars as the store keeps it, rounded up so that the sum is never too small.
+
+    Raises: ValueError for what is no amount from 0 to 9999.
+    """
+    exact = Decimal(amount)
+    if not 0 <= exact <= MOST_USD:
+        raise ValueError(f"{amount} is no amount of US dollars")
+    return exact.quantize(MICRO, rounding=ROUND_UP)
 
 
 def allow(model: Model, run: Run, messages: list[Message], tools: list[ToolSpec]) -> Allowance | HaltReason:
-    """Return what the next model call may use, or why the run halts before it."""
+    """Return what the next model call may use, or why the run halts before it. Raises: ModelRefused."""
     if run.step >= run.limits.max_steps:
         return HaltReason.BUDGET_STEPS
     if run.elapsed_ms >= run.limits.max_elapsed_s * 1000:

@@ -2,10 +2,12 @@
 
 Decides: how a message becomes bytes and comes back equal. Does not: call a model. The failure it can cause: a body
 that cannot be decoded would make its run unresumable, so the encoder is total: it takes every str (NUL, lone
-surrogates), every float (NaN, infinities, -0.0) and ints of any size, as ASCII JSON text.
+surrogates), every float (NaN, infinities, -0.0) and ints of up to 4300 digits (Python's own limit), as ASCII JSON
+text; ``unkeepable`` says what it does not take before anything depends on it.
 """
 
 import json
+import re
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -121,6 +123,55 @@ def decode_body(body: str, raw: bytes | None) -> Message:
     )
 
 
+# Deeper than this, what encodes on one stack may not decode on another.
+NESTING_LIMIT = 200
+
+
+def unkeepable(message: Message) -> str | None:
+    """Return why a message of somebody's model cannot come back equal from its stored text; None: it can."""
+    try:
+        body = encode_body(message)
+        if body.count("[") + body.count("{") > NESTING_LIMIT and _depth(message) > NESTING_LIMIT:
+            return f"its arguments are nested deeper than {NESTING_LIMIT}"
+        back = encode_body(decode_body(body, message.raw))
+    except (ValueError, TypeError, RecursionError) as error:
+        return str(error) or type(error).__name__
+    plain = all(_plain(call.arguments) for call in message.calls)
+    return None if plain and back == body else "its arguments are not plain JSON values"
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(type(key) is str and _plain(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_plain, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def _depth(message: Message) -> int:
+    """Return how deep the arguments of a message are nested, without recursion."""
+    layer: list[Any] = [call.arguments for call in message.calls]
+    depth = 0
+    while layer and depth <= NESTING_LIMIT:
+        depth += 1
+        layer = [
+            inner
+            for value in layer
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, dict | list | tuple)
+        ]
+    return depth
+
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _json(value: Any) -> str:
+    """Return JSON that every provider takes: readable, and a lone surrogate as its escape, which means the same."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=True)
+    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 # A result beyond this many characters would crowd out the conversation and could never be paid for again each turn.
 RESULT_LIMIT = 60_000
 
@@ -128,10 +179,9 @@ RESULT_LIMIT = 60_000
 def result_text(value: JsonValue | Any) -> str:
     """Return a tool's JSON value as the text the model gets, cut visibly beyond RESULT_LIMIT characters.
 
-    Raises: TypeError or ValueError when *value* is not a JSON value (also for circular ones).
+    Raises: TypeError, ValueError or RecursionError when *value* is not a JSON value (also for circular ones).
     """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=True)
-    text.encode("utf-16-le", "surrogatepass")
+    text = _json(value)
     if len(text) <= RESULT_LIMIT:
         return text
     note = f"… [cut: the result had {len(text)} characters, the first {RESULT_LIMIT} are shown]"
@@ -140,4 +190,19 @@ def result_text(value: JsonValue | Any) -> str:
 
 def error_text(kind: str, reason: str, **more: JsonValue) -> str:
     """Return the text of a result that is not the tool's own: ``{"error": kind, "reason": …}``."""
-    return json.dumps({"error": kind, "reason": reason, **more}, ensure_ascii=False)
+    return _json({"error": kind, "reason": reason, **more})
+
+
+def edited_text(text: str, by: str, arguments: dict[str, Any]) -> str:
+    """Return a call's result with the word that a person changed its arguments: the model asked for something else.
+
+    An object keeps its fields and gets "edited_by_a_person"; anything else is put under "result".
+    """
+    note = {"by": f"@{by}", "arguments": arguments}
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    if isinstance(value, dict):
+        return _json({**value, "edited_by_a_person": note})
+    return _json({"edited_by_a_person": note, "result": value})

@@ -6,7 +6,7 @@ rows would differ between two processes that look at one run.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,12 +17,14 @@ from core.words import is_bare_assent
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A call of the last model turn without a result. *arguments*: the model's, or an editor's."""
+    """A call of the last model turn without a result. *arguments*: the model's, or an editor's. *replaces*: the
+    edited suspension whose place the next one takes."""
 
     key: CallKey
     call: ToolCall
     arguments: dict[str, Any]
     edited_by: str | None = None
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,29 +142,41 @@ def open_action(view: RunView, key: CallKey) -> Action | None:
 def next_act(view: RunView, lifetime: timedelta) -> Act:
     """Return what is to be done next. *lifetime*: how old an approval may be when it is acted on.
 
-    Order: stop; then, call by call, what was begun or decided; then fresh calls; then wait, the model, the answer.
+    Order: stop; then what was begun, then what was decided, call by call; then fresh calls; then wait, the model, the
+    answer.
     """
     calls = open_calls(view.messages)
     if view.run.stop_requested is not None:
         return Stop(tuple(calls))
-    fresh: list[OpenCall] = []
-    undecided = False
-    for call in calls:
-        act = _decided(view, call, lifetime)
-        if isinstance(act, OpenCall):
-            fresh.append(act)
-        elif act is None:
-            undecided = True
-        else:
+    needed = [_decided(view, call, lifetime) for call in calls]
+    # What may be under way is found out before anything else begins.
+    for act in needed:
+        if isinstance(act, Believe | Reconcile):
             return act
+    for act in needed:
+        if act is not None and not isinstance(act, OpenCall):
+            return act
+    fresh = tuple(act for act in needed if isinstance(act, OpenCall))
     if fresh:
-        return Consider(tuple(fresh))
-    if undecided:
+        return Consider(fresh)
+    if needed:
         return Supersede() if instructed(view) and not _outcome_open(view) else Wait()
     last = view.messages[-1] if view.messages else None
     if last is not None and last.message.role == "assistant" and not last.message.calls and not view.mail:
         return Answer(last.message.text)
     return CallModel()
+
+
+def model_was_perhaps_asked(view: RunView, lifetime: timedelta) -> bool:
+    """Say whether the worker that had this run may have been at the model when it died.
+
+    Results of reads, refusals and closed suspensions ride along with the model's next message, so a call that needs
+    nothing else may have had its result in the dead worker's memory. A stop asked for meanwhile proves nothing.
+    """
+    needed = [_decided(view, call, lifetime) for call in open_calls(view.messages)]
+    if needed:
+        return all(isinstance(act, OpenCall | Conclude) for act in needed)
+    return not isinstance(next_act(replace(view, run=replace(view.run, stop_requested=None)), lifetime), Answer)
 
 
 def instructed(view: RunView) -> bool:
@@ -180,15 +194,14 @@ def _decided(view: RunView, call: OpenCall, lifetime: timedelta) -> Act | OpenCa
     approval = latest(view, call.key, SuspensionKind.APPROVAL)
     action = open_action(view, call.key)
     if action is not None:
-        outcome = latest(view, call.key, SuspensionKind.OUTCOME)
-        edited = approval.edited_by if approval is not None else None
-        begun = OpenCall(call.key, call.call, action.arguments, edited)
+        begun = OpenCall(call.key, call.call, action.arguments, _editor(view, call.key))
+        outcome = told_outcome(view, action)
         if outcome is not None and outcome.status is SuspensionStatus.OPEN:
             return None
-        told = (SuspensionStatus.HAPPENED, SuspensionStatus.DID_NOT_HAPPEN)
-        if outcome is not None and outcome.status in told:
+        if outcome is not None:
             return Believe(begun, action, outcome)
-        return Reconcile(begun, action, approval)
+        allowed_by = next((s for s in view.suspensions if s.id == action.suspension_id), None)
+        return Reconcile(begun, action, allowed_by)
     if approval is None:
         return call
     match approval.status:
@@ -201,12 +214,24 @@ def _decided(view: RunView, call: OpenCall, lifetime: timedelta) -> Act | OpenCa
                 return Refresh(approved, approval)
             return Execute(approved, approval)
         case SuspensionStatus.EDITED:
-            return OpenCall(call.key, call.call, approval.edited_arguments or {}, approval.edited_by)
+            return OpenCall(call.key, call.call, approval.edited_arguments or {}, approval.edited_by, approval.id)
         case SuspensionStatus.REPLACED:
             # Its successor has a higher number; without one the normal path makes it.
             return call
         case _:
-            return Conclude(call, approval)
+            return Conclude(OpenCall(call.key, call.call, approval.arguments, _editor(view, call.key)), approval)
+
+
+def told_outcome(view: RunView, action: Action) -> Suspension | None:
+    """Return the outcome suspension about this very attempt that is open or answered.
+
+    An answer about an earlier attempt says nothing of one that was intended after it.
+    """
+    outcome = latest(view, action.call, SuspensionKind.OUTCOME)
+    if outcome is None or outcome.status is SuspensionStatus.OPEN:
+        return outcome
+    told = (SuspensionStatus.HAPPENED, SuspensionStatus.DID_NOT_HAPPEN)
+    return outcome if outcome.status in told and outcome.opened_at >= action.intended_at else None
 
 
 def _editor(view: RunView, key: CallKey) -> str | None:

@@ -258,7 +258,10 @@ class WorkerStore(Protocol):
         ...
 
     async def step(self, fence: Fence, batch: Batch) -> int:
-        """Append *batch* in one statement and one commit; crashes becomes 0. Return the run's news count."""
+        """Append *batch* in one statement and one commit. Return the run's news count.
+
+        In every move, crashes becomes 0 only with a model's message (steps > 0): a charge or an intended action is no
+        progress, and a run that dies right after one must still be counted."""
         ...
 
     async def answer(self, fence: Fence, batch: Batch, seen_news: int, text: str) -> None:
@@ -481,7 +484,8 @@ class Names(Protocol):
     """Randomness: ids and tokens."""
 
     def run_id(self) -> str:
-        """Return a new run id, short enough to type (8 characters)."""
+        """Return a new run id, short enough to type: 8 characters with at least one digit (words.command_of tells it
+        from a word by that)."""
         ...
 
     def token(self, run_id: str) -> str:

@@ -98,6 +98,7 @@ class Move:
 
 R, S, H, A, F = RunState.RUNNING, RunState.SUSPENDED, RunState.HALTED, RunState.ANSWERED, RunState.FAILED
 
+# A vote or an expiry on a running run (a sibling executes) is only recorded: no move of the run.
 MOVES: tuple[Move, ...] = (
     Move("start", (None,), R, "the inbox drain", "inbox row handled; messages, budget, route, scope snapshot"),
     Move("claim", (R,), R, "worker", "new claim_token"),
@@ -107,12 +108,12 @@ MOVES: tuple[Move, ...] = (
     Move("conclude", (R,), R, "worker", "one result per call; action outcome; card settled"),
     Move("suspend", (R,), S, "worker", "all calls of the turn that need a person, a card each"),
     Move("wait", (R,), S, "worker", "only undecided calls left; nothing new since it looked"),
-    Move("vote", (S, R), S, "an approver", "one vote per person"),
+    Move("vote", (S,), S, "an approver", "one vote per person"),
     Move("decide", (S, R), R, "a button, a modal, the CLI", "decision; token spent"),
     Move("resuspend", (R,), S, "worker", "old suspension replaced; new token, digest, expiry, card"),
     Move("rearm", (R,), S, "worker", "same suspension open again, new token, old expiry"),
     Move("edit", (S, R), R, "an approver", "old suspension edited; normal path on the new arguments"),
-    Move("expire", (S, R), H, "the job, a late click", "closes its own call; halts when no sibling is open"),
+    Move("expire", (S,), H, "the job, a late click", "closes its own call; halts when no sibling is open"),
     Move("supersede", (S,), R, "the owner's new instruction", "not executed, replaced by a new instruction"),
     Move("halt", (R,), H, "worker", "card with spend so far and Continue"),
     Move("stop", (S, R), H, "owner, operator", "or stop_requested, which the next act looks at first"),

@@ -114,8 +114,8 @@ class Limits(Frozen):
 
     max_steps: int = Field(default=12, ge=1)
     max_tool_calls: int = Field(default=24, ge=0)
-    max_spend_usd: Decimal = Field(default=Decimal("0.50"), gt=0)
-    max_elapsed_s: float = Field(default=300, gt=0)
+    max_spend_usd: Decimal = Field(default=Decimal("0.50"), gt=0, allow_inf_nan=False)
+    max_elapsed_s: float = Field(default=300, gt=0, allow_inf_nan=False)
 
 
 ArgsT = TypeVar("ArgsT", bound=BaseModel)
