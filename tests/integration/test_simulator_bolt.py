@@ -287,6 +287,7 @@ async def test_an_edited_button_value_can_be_forged_to_test_the_apps_own_check(s
     assert values == ["v2", "v1"]
 
 
+@pytest.mark.slow  # Bolt looks for a dead connection only every few seconds
 async def test_bolt_heals_a_refresh_and_a_cut(slack: Simulator, app: AsyncApp) -> None:
     heard: list[str] = []
 
