@@ -5,16 +5,19 @@ that is wrong at once. Does not: connect to anything (doctor does). The failure 
 later, elsewhere, would fail in the middle of a run; so nobody else reads the environment.
 """
 
+import logging
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dotenv import dotenv_values
+from dotenv import load_dotenv
 from platformdirs import user_data_path
 
 from core.errors import Misconfigured
+
+log = logging.getLogger("atlas.settings")
 
 LONGEST_SUSPENSION_S = 1800.0
 DESK = "bot.desk:agent"
@@ -110,15 +113,14 @@ def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool =
 
     *slack*: the command needs Slack's tokens. Raises: Misconfigured with everything that is wrong.
     """
-    values: dict[str, str] = {}
     if environment is None:
-        values.update({k: v for k, v in dotenv_values(".env").items() if v is not None})
-        values.update(os.environ)
-    else:
-        values.update(environment)
+        # Into the environment itself, so that an agent of one's own finds its settings there too.
+        load_dotenv(".env", override=False)
+    values = os.environ if environment is None else environment
     read = _Reader(values)
-    unknown = sorted(name for name in values if name.startswith("ATLAS_") and name not in NAMES)
-    read.problems += [f"{name} is not a setting of Atlas: remove it or correct its name" for name in unknown]
+    for name in sorted(name for name in values if name.startswith("ATLAS_") and name not in NAMES):
+        # A warning, not a refusal: other programs of the same machine may use the prefix too.
+        log.warning("%s is not a setting of Atlas; if it was meant as one, correct its name", name)
     database_url = read.text("DATABASE_URL") or None
     if database_url and not re.match(r"postgres(ql)?://", database_url):
         read.problems.append("DATABASE_URL must be postgresql://user:password@host:port/database")
@@ -129,7 +131,8 @@ def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool =
     signing_secret = read.text("SLACK_SIGNING_SECRET")
     if slack and not app_token and not signing_secret:
         read.problems.append(
-            "SLACK_APP_TOKEN is not set: give an app-level token (xapp-…) for Socket Mode, or SLACK_SIGNING_SECRET for HTTP"
+            "SLACK_APP_TOKEN is not set: give an app-level token (xapp-…) for Socket Mode, "
+            "or SLACK_SIGNING_SECRET for HTTP"
         )
     agent = read.text("ATLAS_AGENT", DESK)
     if not re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", agent):

@@ -71,6 +71,11 @@ class Worker:
         """Return how many runs are being worked on."""
         return len(self._loops)
 
+    async def until_idle(self) -> None:
+        """Return when no run is being worked on."""
+        while self._loops:
+            await asyncio.wait({task for _, task in self._loops.values()})
+
     # -- claiming ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:

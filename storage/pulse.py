@@ -1,0 +1,84 @@
+"""One process's sign of life: its row, its beats, and the session lock that a killed process cannot keep.
+
+Decides: nothing; it says what is so. Does not: judge others (the reaper does). Beats and lock live on a connection of
+their own, so that a busy pool delays no beat; when it breaks it is opened again and the lock taken anew, and until
+then the row says so. Behind a transaction pooler a session lock means nothing, so none is taken: only the lease counts.
+The failure it can cause: a lock said to be held that is not would make a live process look killed after 4 s without a
+beat; a free lock alone proves nothing.
+"""
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import asyncpg
+
+from storage import sql
+from storage.database import mapped_errors
+
+if TYPE_CHECKING:
+    from asyncpg import Record
+
+BEAT_TIMEOUT_S = 3.0
+
+
+class Pulse:
+    """The pulse of one process. *role*: "worker", or "alone" for a child that carries one run.
+
+    *lock_key*: any 63-bit number that no other process has. *pooler*: behind a transaction pooler.
+    """
+
+    def __init__(self, dsn: str, worker_id: str, lock_key: int, role: str, *, pooler: bool = False) -> None:
+        self.dsn = dsn
+        self.worker_id = worker_id
+        self.lock_key = lock_key
+        self.role = role
+        self.pooler = pooler
+        self._connection: asyncpg.Connection[Record] | None = None
+
+    async def beat(self) -> None:
+        """Store one beat. Raises: StoreUnavailable."""
+        with mapped_errors():
+            connection = await self._open()
+            known = await sql.beat_worker.value(connection, id=self.worker_id, now=None)
+            if known is None:
+                await self._register(connection)
+
+    async def _open(self) -> "asyncpg.Connection[Record]":
+        if self._connection is not None and not self._connection.is_closed():
+            return self._connection
+        connection = await asyncpg.connect(
+            self.dsn,
+            timeout=BEAT_TIMEOUT_S,
+            command_timeout=BEAT_TIMEOUT_S,
+            statement_cache_size=0 if self.pooler else 10,
+        )
+        self._connection = connection
+        await self._register(connection)
+        return connection
+
+    async def _register(self, connection: "asyncpg.Connection[Record]") -> None:
+        """Write the row, saying whether this very session has the lock.
+
+        A dead session may keep the lock for a while after its connection broke; then the lease alone counts, until a
+        later connection gets it.
+        """
+        held = not self.pooler and bool(await sql.hold_session_lock.value(connection, lock_key=self.lock_key))
+        await sql.register_worker.run(
+            connection,
+            id=self.worker_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            role=self.role,
+            lock_key=self.lock_key,
+            holds_lock=held,
+            now=None,
+        )
+
+    async def end(self) -> None:
+        """Remove the row, then the lock with its session: a clean leave. Raises: StoreUnavailable."""
+        if self._connection is None or self._connection.is_closed():
+            return
+        with mapped_errors():
+            await sql.unregister_worker.run(self._connection, id=self.worker_id)
+            await self._connection.close(timeout=BEAT_TIMEOUT_S)
