@@ -4,8 +4,7 @@ Decides which part serves which address. Everything listens on one port. Failure
 state lives in memory, so stopping it forgets the workspace.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from aiohttp import web
 from bot.simulator.acts import Acts, Values
 from bot.simulator.chat_methods import ChatMethods
 from bot.simulator.clock import Clock
+from bot.simulator.control_routes import ControlRoutes
 from bot.simulator.delivery import RETRY_SCHEDULE_S, Dispatch, Interaction
 from bot.simulator.events import Events
 from bot.simulator.faults import Faults
@@ -126,9 +126,11 @@ class Simulator:
             lambda: self.dispatch.transport.connected,
             panel_url is not None,
         )
-        self._page = PageRoutes(self, panel_url)
+        self._page = PageRoutes(self.workspace, self.acts, self.live, panel_url)
+        self._control = ControlRoutes(
+            self.journal, self.faults, self.sockets, self.clock, self.advance, self.change_world
+        )
         self._runner: web.AppRunner | None = None
-        self._background: set[asyncio.Task[Any]] = set()
         self._listen()
 
     # --- running ---------------------------------------------------------------------------------
@@ -141,6 +143,7 @@ class Simulator:
         app.router.add_post("/actions/{team}/{secret}", self._hooks.serve)
         app.router.add_post("/commands/{team}/{secret}", self._hooks.serve)
         self._page.add_to(app)
+        self._control.add_to(app)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port)
@@ -154,8 +157,6 @@ class Simulator:
         self.live.close()
         await self.sockets.close()
         await self._page.close()
-        for task in list(self._background):
-            task.cancel()
         if self.http_mode is not None:
             await self.http_mode.close()
         if self._runner is not None:
@@ -188,13 +189,6 @@ class Simulator:
             "bot_token": self.workspace.bot_token,
             "signing_secret": self.workspace.signing_secret,
         }
-
-    def background(self, coroutine: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
-        """Run something until it ends or the server stops."""
-        task = asyncio.ensure_future(coroutine)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
 
     # --- what people do ----------------------------------------------------------------------------
 
