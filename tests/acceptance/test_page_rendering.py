@@ -151,6 +151,7 @@ async def test_mrkdwn_is_read_as_slack_reads_it(page_of: Opener) -> None:
 async def test_text_made_to_choke_a_reader_is_drawn(client: AsyncWebClient, page_of: Opener) -> None:
     page = await page_of(RITA)
     starts = ("*<a>`b`", "_<", "~`", "<", "[", "**a ", "&gt;", "`")
+    await client.chat_postMessage(channel=SALES_DESK, text="*" + "<a>`b`" * 400)
     for start in starts:
         await client.chat_postMessage(channel=SALES_DESK, text=(start * 3000)[:3000])
     for start in ("> ", ">", "[", "**a ", "`", "- ", "  - x\n    ", "|-"):
@@ -389,6 +390,7 @@ async def test_a_cut_connection_heals_and_shows_what_was_missed(
 LINES = "\n".join(
     f"{n:03d}  SKU-{4400 + n}  {'قطعة 🧰' if n % 7 == 0 else 'bracket'}  {n * 4.1:.2f}" for n in range(200)
 )
+LINES += "\n" + "longword" * 60 + "\n" + "one line that is long " * 30
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])

@@ -80,7 +80,7 @@ function drawMessage(message, app, { compact, root, inThread, replies, pointed }
   const ctx = app.blockContext({ kind: "message", channel, ts: message.ts, blocks: message.blocks, ephemeral: message.ephemeral });
   const typed = Boolean(message.client_msg_id) && message.blocks?.length === 1; // the composer's own rich_text says no more than the text
   const drawn = message.blocks?.length && !typed;
-  const edited = message.edited && !drawn ? h("span", { class: "edited" }, "(edited)") : null;
+  const edited = message.edited ? h("span", { class: "edited" }, "(edited)") : null;
   const content = drawn
     ? h("div", { class: hasFrame(message) ? "blocks framed" : "blocks" }, drawBlocks(message.blocks, ctx))
     : h("div", { class: "text", dir: "auto" }, mrkdwn(message.text ?? "", app.names), edited ? " " : null, edited);
