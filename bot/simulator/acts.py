@@ -232,9 +232,11 @@ class Acts:
         self._events.home_opened(user, tab, self._views.homes.get(user))
 
     def open_dm(self, user: str) -> Room:
-        """Open the DM with the bot."""
+        """Open the DM with the bot: Slack calls it the Messages tab of the app's Home."""
         self._person(user)
-        return self._rooms.dm(user)
+        room = self._rooms.dm(user)
+        self._events.home_opened(user, "messages", self._views.homes.get(user))
+        return room
 
     def _click_view(
         self,

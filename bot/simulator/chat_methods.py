@@ -242,6 +242,8 @@ class ChatMethods:
         reply = parent is not None and parent.get("thread_ts", thread_ts) != thread_ts
         if orphan or reply:
             raise SlackError("cannot_reply_to_message")
+        if call.method == "chat.postMessage" and call.flag("reply_broadcast"):
+            return {"thread_ts": thread_ts, "subtype": "thread_broadcast"}
         return {"thread_ts": thread_ts}
 
     def _own(self, call: Call, room: Room, error: str) -> Message:

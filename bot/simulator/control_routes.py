@@ -19,7 +19,7 @@ MAX_WAIT_S = 60.0
 
 
 class ControlRoutes:
-    """Routes `/journal`, `/wait`, `/faults`, `/sockets`, `/clock` and `/world`."""
+    """Routes `/journal`, `/wait`, `/faults`, `/sockets`, `/clock`, `/world` and `/send`."""
 
     def __init__(
         self,
@@ -29,6 +29,7 @@ class ControlRoutes:
         clock: Clock,
         advance: Callable[[float], None],
         change_world: Callable[[Body], None],
+        send: Callable[[Body], str],
     ) -> None:
         self._journal_records = journal
         self._pending = faults
@@ -36,6 +37,7 @@ class ControlRoutes:
         self._time = clock
         self._advance = advance
         self._change_world = change_world
+        self._send = send
 
     def add_to(self, app: web.Application) -> None:
         """Register every route."""
@@ -45,6 +47,7 @@ class ControlRoutes:
             "/sockets": self._sockets_control,
             "/world": self._world,
             "/wait": self._wait,
+            "/send": self._send_raw,
         }
         for path, control in controls.items():
             app.router.add_post(path, self._control(control))
@@ -132,6 +135,10 @@ class ControlRoutes:
         else:
             raise ValueError(f"unknown: {body['do']}")
         return {"ok": True, "open": len(sockets.sockets)}
+
+    async def _send_raw(self, body: Body) -> Body:
+        """{event, wrapper?} | {kind, payload}: send a payload as it stands -> its id."""
+        return {"ok": True, "id": self._send(body)}
 
     async def _world(self, body: Body) -> Body:
         """{person, set: {...}} | {group, users: [...]} | {channel, set: {...}} | {token_error}."""

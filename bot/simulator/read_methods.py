@@ -184,9 +184,7 @@ class ReadMethods:
         if self._workspace.bot_user_id not in room.members:
             raise SlackError("not_in_channel")
         roots = [
-            message
-            for message in reversed(room.messages.values())
-            if message.get("thread_ts", message["ts"]) == message["ts"] and _within(message, call)
+            message for message in reversed(room.messages.values()) if _is_root(message) and _within(message, call)
         ]
         page, cursor = _page(roots, call, 100)
         answer: Answer = {
@@ -335,6 +333,11 @@ class ReadMethods:
 def kind_of(room: Room) -> str:
     """Return the conversation type as `types` names it."""
     return "im" if room.is_im else "private_channel" if room.is_private else "public_channel"
+
+
+def _is_root(message: Message) -> bool:
+    broadcast = message.get("subtype") == "thread_broadcast"
+    return broadcast or bool(message.get("thread_ts", message["ts"]) == message["ts"])
 
 
 def _within(message: Message, call: Call) -> bool:

@@ -4,6 +4,7 @@ Decides which part serves which address. Everything listens on one port. Failure
 state lives in memory, so stopping it forgets the workspace.
 """
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +25,7 @@ from bot.simulator.live import Live
 from bot.simulator.page_routes import PageRoutes
 from bot.simulator.payloads import Payloads
 from bot.simulator.read_methods import ReadMethods
-from bot.simulator.rooms import Change, Message, Rooms
+from bot.simulator.rooms import STATUS_LIFE_S, Change, Message, Rooms
 from bot.simulator.sockets import SocketMode
 from bot.simulator.stream_methods import StreamMethods
 from bot.simulator.tickets import ResponseUrls, Triggers
@@ -128,9 +129,10 @@ class Simulator:
         )
         self._page = PageRoutes(self.workspace, self.acts, self.live, panel_url)
         self._control = ControlRoutes(
-            self.journal, self.faults, self.sockets, self.clock, self.advance, self.change_world
+            self.journal, self.faults, self.sockets, self.clock, self.advance, self.change_world, self._send_raw
         )
         self._runner: web.AppRunner | None = None
+        self._background: set[asyncio.Task[None]] = set()
         self._listen()
 
     # --- running ---------------------------------------------------------------------------------
@@ -157,6 +159,8 @@ class Simulator:
         self.live.close()
         await self.sockets.close()
         await self._page.close()
+        for task in list(self._background):
+            task.cancel()
         if self.http_mode is not None:
             await self.http_mode.close()
         if self._runner is not None:
@@ -218,6 +222,20 @@ class Simulator:
     async def open_home(self, user: str, tab: str = "home") -> None:
         """Open the app's Home as a person."""
         self.acts.open_home(user, tab)
+
+    def send_event(self, event: dict[str, Any], **wrapper: Any) -> str:
+        """Send any event as it stands (a foreign team, another bot, an unknown subtype).
+
+        `wrapper` overrides fields of the callback (event_id, team_id, authorizations, ...).
+        Return its event_id.
+        """
+        ext_shared = bool(wrapper.get("is_ext_shared_channel", False))
+        return self.dispatch.event({**self.payloads.wrapper(event, ext_shared), **wrapper})
+
+    def send_interaction(self, kind: str, payload: dict[str, Any]) -> Interaction:
+        """Send any interaction payload as it stands; kind: block_actions, view_submission, command."""
+        user = payload.get("user_id") or payload.get("user", {}).get("id", "")
+        return self.dispatch.interaction(kind, user, payload, lambda interaction, answer: None)
 
     async def wait_for(self, predicate: Callable[[], T | None], timeout: float = 10.0) -> T:
         """Return the first truthy value of `predicate`, asked again after every change.
@@ -296,10 +314,28 @@ class Simulator:
     # --- wiring ------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        self.rooms.listeners += [self._events.changed, self.live.room_changed, self._note_room]
+        self.rooms.listeners += [self._events.changed, self.live.room_changed, self._note_room, self._expire_status]
         self.views.listeners += [self.live.view_changed, self._note_view]
         self.dispatch.on_interaction.append(self.live.interaction)
         self.sockets.on_connected.append(self.live.bot)
+
+    def _send_raw(self, body: dict[str, Any]) -> str:
+        if "event" in body:
+            return self.send_event(body["event"], **body.get("wrapper", {}))
+        return self.send_interaction(body["kind"], body["payload"]).id
+
+    def _expire_status(self, change: Change) -> None:
+        if change.what != "status" or not change.message["status"]:
+            return
+        task = asyncio.ensure_future(self._clear_status(change.room.id, change.message["thread_ts"]))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _clear_status(self, channel: str, thread_ts: str) -> None:
+        shown = self.rooms.statuses.get((channel, thread_ts))
+        await self.clock.sleep(STATUS_LIFE_S)
+        if shown is not None and self.rooms.statuses.get((channel, thread_ts)) is shown:
+            self.rooms.set_status(self.rooms.all[channel], thread_ts, "", [])
 
     def _note_room(self, change: Change) -> None:
         self.journal.write(

@@ -56,7 +56,6 @@ class SocketMode:
         self.tickets = SocketTickets(clock)
         self.sockets: list[Socket] = []
         self.on_connected: list[Callable[[bool], None]] = []
-        self.enabled = True
         self._turn = 0
         self._count = 0
         self._waiting: dict[str, Parcel] = {}

@@ -128,6 +128,8 @@ async def test_frames_reach_those_who_may_see_them(
         assert (await until(vera, "message"))["message"]["reply_count"] == 1
         await client.assistant_threads_setStatus(channel_id=SALES_DESK, thread_ts=asked["ts"], status="thinks")
         assert (await until(rita, "status"))["status"] == "thinks"
+        slack.clock.advance(120)
+        assert (await until(rita, "status"))["status"] == ""
         await client.chat_postEphemeral(channel=SALES_DESK, user=RITA, text="for Rita")
         while (frame := await until(rita, "message"))["message"]["text"] != "for Rita":
             assert "ephemeral" not in frame["message"]
@@ -226,6 +228,12 @@ async def test_journal_faults_clock_and_world_over_http(
     assert (await post("/clock", advance=1800))["now"] >= before + 1800
     await post("/world", person=RITA, set={"kind": "guest"})
     assert (await client.users_info(user=RITA))["user"]["is_restricted"] is True
+    sent = await post("/send", event={"type": "app_mention", "bot_id": "B0OTHER"}, wrapper={"team_id": "T0OTHER"})
+    (raw,) = slack.journal.find({"kind": "event", "event_id": sent["id"]})
+    assert (raw["payload"]["team_id"], raw["payload"]["event"]["bot_id"]) == ("T0OTHER", "B0OTHER")
+    forged = await post("/send", kind="block_actions", payload={"type": "block_actions", "user": {"id": RITA}})
+    found = await post("/wait", match={"kind": "interaction", "id": forged["id"], "state": "failed"}, timeout=5)
+    assert found["record"]["error"] == "dispatch_failed"
     for path, body in (
         ("/faults", {"kind": "explode"}),
         ("/faults", {"socket": "explode"}),

@@ -146,8 +146,12 @@ async def test_threads_count_replies_and_refuse_a_replys_ts(slack: Simulator, cl
     assert [m["text"] for m in rest["messages"]] == ["two"]
     full = await client.conversations_replies(channel=SALES_DESK, ts=asked["ts"], include_all_metadata=True)
     assert full["messages"][1]["metadata"] == META
+    await client.chat_postMessage(channel=SALES_DESK, thread_ts=asked["ts"], text="three", reply_broadcast=True)
     history = await client.conversations_history(channel=SALES_DESK)
-    assert [m["text"] for m in history["messages"]] == ["question"]
+    assert [(m["text"], m.get("subtype")) for m in history["messages"]] == [
+        ("three", "thread_broadcast"),
+        ("question", None),
+    ]
 
 
 async def test_a_deleted_parent_leaves_both_outcomes_to_choose(slack: Simulator, client: AsyncWebClient) -> None:
