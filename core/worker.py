@@ -8,6 +8,7 @@ so every claim becomes a task here, and a task that ends without giving its clai
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from core.errors import ClaimLost, StoreUnavailable
 from core.loop import Loop
@@ -18,6 +19,15 @@ log = logging.getLogger("atlas.worker")
 # How long an effect in flight may still take at a clean shutdown.
 EFFECT_GRACE_S = 5.0
 ALONE_AT_ONCE = 2
+
+
+@dataclass(slots=True)
+class _Carried:
+    """A claim of this worker. *loop* None: its task has not begun."""
+
+    fence: Fence
+    task: asyncio.Task[None]
+    loop: Loop | None = None
 
 
 class Worker:
@@ -46,7 +56,7 @@ class Worker:
         self.poll_s = poll_s
         self.start_alone = start_alone
         self.draining = False
-        self._loops: dict[str, tuple[Loop, asyncio.Task[None]]] = {}
+        self._carried: dict[str, _Carried] = {}
         self._children: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
 
@@ -54,13 +64,12 @@ class Worker:
 
     def worker_id_if_room(self) -> str | None:
         """Return this worker's id when it has room and is not draining."""
-        return self.worker_id if not self.draining and len(self._loops) < self.capacity else None
+        return self.worker_id if not self.draining and len(self._carried) < self.capacity else None
 
     def adopt(self, fence: Fence) -> None:
         """Work on a run that was claimed for this worker."""
-        loop = self.make_loop(fence)
-        task = asyncio.create_task(self._work(fence, loop), name=f"run-{fence.run_id}")
-        self._loops[fence.claim_token] = (loop, task)
+        task = asyncio.create_task(self._work(fence), name=f"run-{fence.run_id}")
+        self._carried[fence.claim_token] = _Carried(fence, task)
 
     def wake(self) -> None:
         """Look for work now: somebody made a run claimable (a hint; the poll behind it is what counts)."""
@@ -69,12 +78,12 @@ class Worker:
     @property
     def busy(self) -> int:
         """Return how many runs are being worked on."""
-        return len(self._loops)
+        return len(self._carried)
 
     async def until_idle(self) -> None:
         """Return when no run is being worked on."""
-        while self._loops:
-            await asyncio.wait({task for _, task in self._loops.values()})
+        while self._carried:
+            await asyncio.wait({carried.task for carried in self._carried.values()})
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
@@ -98,7 +107,7 @@ class Worker:
             return
 
     async def _claim(self) -> int:
-        room = self.capacity - len(self._loops)
+        room = self.capacity - len(self._carried)
         if room <= 0:
             return 0
         claimed = await self.store.claim(self.worker_id, room)
@@ -121,22 +130,23 @@ class Worker:
             self._children.pop(run_id, None)
             self.wake()
 
-    async def _work(self, fence: Fence, loop: Loop) -> None:
+    async def _work(self, fence: Fence) -> None:
         try:
+            loop = self._carried[fence.claim_token].loop = self.make_loop(fence)
             await loop.run()
         except asyncio.CancelledError:
             if not self.draining:
                 raise
         except Exception:
             log.exception("run %s: its loop broke", fence.run_id)
+            # Not at once: whatever broke the loop would break the next one as fast.
+            await self.clock.sleep(5.0)
             await self._release(fence)
         finally:
-            self._loops.pop(fence.claim_token, None)
+            self._carried.pop(fence.claim_token, None)
             self.wake()
 
     async def _release(self, fence: Fence) -> None:
-        # Not at once: whatever broke the loop would break the next one as fast.
-        await self.clock.sleep(5.0)
         try:
             await self.store.release(fence)
         except (ClaimLost, StoreUnavailable):
@@ -153,15 +163,18 @@ class Worker:
         self.wake()
         for task in self._children.values():
             task.cancel()
-        leaving = list(self._loops.values())
-        await asyncio.gather(*(self._leave(loop, task) for loop, task in leaving))
+        await asyncio.gather(*(self._leave(carried) for carried in list(self._carried.values())))
         await asyncio.gather(*self._children.values(), return_exceptions=True)
 
-    async def _leave(self, loop: Loop, task: asyncio.Task[None]) -> None:
-        loop.draining = True
-        tool = loop.calls.in_flight
-        if tool is not None:
-            await asyncio.wait({task}, timeout=min(tool.timeout_s, EFFECT_GRACE_S))
-        if not task.done():
-            task.cancel()
+    async def _leave(self, carried: _Carried) -> None:
+        loop, task = carried.loop, carried.task
+        if loop is not None:
+            loop.drain()
+            tool = loop.calls.in_flight
+            if tool is not None:
+                await asyncio.wait({task}, timeout=min(tool.timeout_s, EFFECT_GRACE_S))
+        task.cancel()
         await asyncio.wait({task})
+        if self._carried.pop(carried.fence.claim_token, None) is not None:
+            # Cancelled before it began: nothing of it ran, so nothing of it gave the claim back.
+            await self._release(carried.fence)
