@@ -14,16 +14,18 @@ from pydantic import BaseModel, ValidationError
 from core.agent import Agent, policy_problems
 from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
 from core.conversation import error_text, result_text
-from core.errors import CouldNotCheck, ToolFailed
-from core.holder import PATIENCE_S, Holder, checked, words_of
+from core.errors import CouldNotCheck, NewsArrived, ToolFailed
+from core.holder import PATIENCE_S, Holder, asked, checked, of_kind, resolved, words_of
 from core.next_act import OpenCall, instructed
-from core.ports import Directory, Names, NewAction, NewSuspension, Outcome, Settlement
+from core.ports import Directory, Names, NewAction, NewSuspension, Outcome, Settlement, TraceEntry
 from core.run import ActionState, Suspension, SuspensionKind
 from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, User
 
 # The effect starts within this many seconds of sending the commit that intends it; else it is intended anew, so that
 # "did not happen" can be believed after intended_at + timeout + 5 s.
 START_WITHIN_S = 2.0
+# Stored scope counts as the one of this very start while it is no older than this.
+JUST_RESOLVED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,13 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
         return error_text("invalid_arguments", "the arguments are not a JSON object; send them as one")
     try:
         canonical(call.arguments)
-        args = tool.arguments_model.model_validate(call.arguments)
-        arguments: dict[str, Any] = args.model_dump(mode="json")
+        # What is shown, digested and stored must load again as the same thing after a decision.
+        given = tool.arguments_model.model_validate(call.arguments)
+        arguments: dict[str, Any] = given.model_dump(mode="json", by_alias=True, round_trip=True)
         canonical(arguments)
+        args = tool.arguments_model.model_validate(arguments)
+        if args != given:
+            return error_text("invalid_arguments", "the tool's argument model does not take back what it gives")
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, e['loc'])) or 'arguments'}: {e['msg']}" for e in error.errors()]
         return error_text("invalid_arguments", "; ".join(problems))
@@ -67,6 +73,8 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
             "invalid_arguments",
             f"a value cannot be stored exactly ({error}): numbers must be finite and within 2^53, text valid Unicode",
         )
+    except Exception as error:  # noqa: BLE001  an engineer's own validators may raise anything
+        return error_text("invalid_arguments", words_of(error))
     return Ready(call, tool, args, arguments)
 
 
@@ -74,7 +82,7 @@ def gist(result: str) -> str:
     """Return what "Done · …" says: the first short text of a result."""
     try:
         value = json.loads(result)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     candidates = list(value.values()) if isinstance(value, dict) else [value]
     return next((c for c in candidates if isinstance(c, str) and 0 < len(c) <= 80), "")
@@ -96,15 +104,15 @@ class Calls:
 
     async def fresh_scope(self, patience_s: float) -> Scope:
         """Resolve the owner's scope now. Raises: CouldNotCheck."""
-        owner = self.holder.run.owner
-        scope = await checked(self.holder.clock, "your permissions", lambda: self.agent.scopes(owner), patience_s)
+        scope = await resolved(self.holder.clock, self.agent, self.holder.run.owner, patience_s)
         self.holder.new_scope = scope
         self._reads_on = scope
         return scope
 
     async def _scope_for_reads(self) -> Scope:
-        run = self.holder.run
-        if self._reads_on is None and run.step <= 1 and run.crashes == 0 and run.continuations == 0:
+        run, now = self.holder.run, self.holder.view.now
+        recent = (now - run.scope_resolved_at).total_seconds() <= JUST_RESOLVED_S
+        if self._reads_on is None and run.step <= 1 and run.crashes == 0 and run.continuations == 0 and recent:
             self._reads_on = run.scope  # start resolved it a moment ago
         return self._reads_on or await self.fresh_scope(PATIENCE_S)
 
@@ -133,6 +141,8 @@ class Calls:
         """
         asks: list[Ask] = []
         for call in calls:
+            if self.holder.draining:
+                return  # nothing new starts; who claims the run next goes on here
             prepared = ready(self.agent, call)
             if isinstance(prepared, str):
                 self._refuse(call, prepared, "invalid")
@@ -145,7 +155,7 @@ class Calls:
             for ask in asks:
                 replaced = error_text("superseded", "not executed, replaced by a new instruction")
                 self._refuse(ask.ready.call, replaced, "superseded")
-        elif asks:
+        elif asks and not self.holder.draining:
             await self._suspend(asks)
 
     def _refuse(self, call: OpenCall, text: str, why: str) -> None:
@@ -155,35 +165,36 @@ class Calls:
     async def _read(self, prepared: Ready) -> None:
         tool, call = prepared.tool, prepared.call
         begun = self.holder.clock.monotonic()
+        self.in_flight = tool
         try:
             scope = await self._scope_for_reads()
             if not await self._permits(prepared, scope, PATIENCE_S):
                 self._refuse(call, not_permitted(prepared), "not permitted")
                 return
-            async with asyncio.timeout(tool.timeout_s):
-                value = await tool.execute(prepared.args, self.context(prepared, scope))
-            text, outcome = result_text(value), "ok"
+            ctx = self.context(prepared, scope)
+            text, outcome = result_text(await asked(lambda: tool.execute(prepared.args, ctx), tool.timeout_s)), "ok"
         except CouldNotCheck as error:
             text, outcome = could_not_check(error), "could not check"
         except Exception as error:  # noqa: BLE001  from a read, any exception is an error result
             text, outcome = error_text("tool_failed", words_of(error)), "failed"
+        finally:
+            self.in_flight = None
         spent = round((self.holder.clock.monotonic() - begun) * 1000)
         self.holder.result(call, text)
         self.holder.note("read", ms=spent, tool=tool.name, outcome=outcome)
 
     async def _write_or_ask(self, prepared: Ready, asks: list[Ask]) -> bool:
         """Check a write the way the normal path does; execute it, or add it to *asks*. False: outcome unknown."""
-        call, tool = prepared.call, prepared.tool
-        clock = self.holder.clock
+        call = prepared.call
         try:
             scope = await self.fresh_scope(PATIENCE_S)
             if not await self._permits(prepared, scope, PATIENCE_S):
                 self._refuse(call, not_permitted(prepared), "not permitted")
                 return True
             ctx = self.context(prepared, scope)
-            policy = await checked(clock, "who must approve this", lambda: self.policy(prepared, ctx), PATIENCE_S)
-            refused = await checked(clock, "the guard", lambda: tool.guard(prepared.args, ctx), PATIENCE_S)
-            if isinstance(refused, Refused):
+            policy = await self.policy(prepared, ctx, PATIENCE_S)
+            refused = await self.guard(prepared, ctx, PATIENCE_S)
+            if refused is not None:
                 self._refuse(call, error_text("refused", refused.reason), "guard")
                 return True
             if policy is not None:
@@ -200,7 +211,7 @@ class Calls:
 
     async def _permits(self, prepared: Ready, scope: Scope, patience_s: float) -> bool:
         async def ask() -> bool:
-            return prepared.tool.permitted(prepared.args, scope)
+            return of_kind(prepared.tool.permitted(prepared.args, scope), bool)
 
         return await checked(self.holder.clock, "your permissions", ask, patience_s)
 
@@ -208,21 +219,36 @@ class Calls:
         """Say whether the pending call is still permitted, without retries. Raises: CouldNotCheck."""
         return await self._permits(prepared, scope, 0.0)
 
-    async def policy(self, prepared: Ready, ctx: ToolContext) -> Approval | None:
+    async def policy(self, prepared: Ready, ctx: ToolContext, patience_s: float) -> Approval | None:
         """Return who must approve, computed by the tool now.
 
-        Raises: ToolFailed when the policy could never be satisfied.
+        Raises: CouldNotCheck; ToolFailed when the policy could never be satisfied.
         """
-        policy = await prepared.tool.policy(prepared.args, ctx)
-        if policy is not None and (wrong := policy_problems(policy)):
+
+        async def ask() -> Approval | None:
+            policy = await prepared.tool.policy(prepared.args, ctx)
+            return policy if policy is None else of_kind(policy, Approval)
+
+        policy = await checked(self.holder.clock, "who must approve this", ask, patience_s)
+        requesters = frozenset({self.holder.run.owner.user_id, prepared.call.edited_by or ""})
+        if policy is not None and (wrong := policy_problems(policy, requesters)):
             raise ToolFailed(f"its approval policy cannot work: {'; '.join(wrong)}")
         return policy
+
+    async def guard(self, prepared: Ready, ctx: ToolContext, patience_s: float) -> Refused | None:
+        """Return why the world does not permit the action now. Raises: CouldNotCheck, ToolFailed."""
+
+        async def ask() -> Refused | None:
+            refused = await prepared.tool.guard(prepared.args, ctx)
+            return refused if refused is None else of_kind(refused, Refused)
+
+        return await checked(self.holder.clock, "the guard", ask, patience_s)
 
     async def preview(self, prepared: Ready, ctx: ToolContext, patience_s: float) -> tuple[Preview, str]:
         """Render the preview and its digest. Raises: CouldNotCheck, ToolFailed, Undigestible."""
 
         async def ask() -> Preview:
-            return await prepared.tool.preview(prepared.args, ctx)
+            return of_kind(await prepared.tool.preview(prepared.args, ctx), Preview)
 
         preview = await checked(self.holder.clock, "the preview", ask, patience_s)
         return preview, digest_of(prepared.tool.name, prepared.tool.version, prepared.arguments, preview)
@@ -259,21 +285,27 @@ class Calls:
         )
 
     async def _suspend(self, asks: list[Ask]) -> None:
-        new = [self.suspension(ask, note=_edited_note(ask)) for ask in asks]
-        for ask in asks:
-            self.holder.note("suspended", tool=ask.ready.tool.name, digest=ask.digest[:8], title=ask.preview.title)
+        new = [self.suspension(ask, replaces=ask.ready.call.replaces, note=_edited_note(ask)) for ask in asks]
+        notes = [
+            TraceEntry("suspended", {"tool": ask.ready.tool.name, "digest": ask.digest[:8], "title": ask.preview.title})
+            for ask in asks
+        ]
         seen = self.holder.run.news
-        batch = self.holder.batch(doing="waiting for a decision")
+        batch = self.holder.batch(doing="waiting for a decision", notes=notes)
         await self.holder.commit(batch, lambda b: self.holder.store.suspend(self.holder.fence, b, seen, new))
         self.holder.ended = True
 
     # -- executing --------------------------------------------------------------------------------------------
 
-    async def carry_out(self, prepared: Ready, ctx: ToolContext, approval: Suspension | None) -> bool:
+    async def carry_out(
+        self, prepared: Ready, ctx: ToolContext, approval: Suspension | None, *, in_doubt: bool = False
+    ) -> bool:
         """Intend, execute, and record how it ended. False: the outcome is unknown and recorded as such, without a
-        result; the next act reconciles it.
+        result; the next act reconciles it. *in_doubt*: an earlier attempt may have had its effect, so that no failure
+        of this one can say that nothing happened.
 
-        Raises: NewsArrived when a stop came first (nothing intended); ClaimLost.
+        Raises: NewsArrived when a stop came first (nothing is left intended); ClaimLost; CancelledError with the
+        outcome recorded.
         """
         holder, tool = self.holder, prepared.tool
         action = NewAction(
@@ -286,19 +318,16 @@ class Calls:
             timeout_s=tool.timeout_s,
             suspension_id=approval.id if approval else None,
         )
-        while True:
-            sent = holder.clock.monotonic()
-            batch = holder.batch(doing=tool.doing or f"running {tool.name}")
-            await holder.commit(batch, lambda b: holder.store.intend(holder.fence, b, action))
-            if holder.clock.monotonic() - sent <= START_WITHIN_S:
-                break
+        await self._intend(action, in_doubt=in_doubt)
         holder.stale = True
         self.in_flight = tool
         begun = holder.clock.monotonic()
         try:
-            async with asyncio.timeout(tool.timeout_s):
-                value = await tool.execute(prepared.args, ctx)
+            value = await asked(lambda: tool.execute(prepared.args, ctx), tool.timeout_s)
         except ToolFailed as error:
+            if in_doubt:
+                await self._not_known(prepared, approval, error.reason, begun)
+                return False
             await self._ended(prepared, approval, ActionState.FAILED, error_text("tool_failed", error.reason), begun)
         except asyncio.CancelledError:
             await self._not_known(prepared, approval, "cut short by a shutdown", begun)
@@ -311,6 +340,32 @@ class Calls:
         finally:
             self.in_flight = None
         return True
+
+    async def _intend(self, action: NewAction, *, in_doubt: bool) -> None:
+        """Record the action as intended, so recently that its effect may start now."""
+        holder = self.holder
+        doing = self.agent.tool(action.tool)
+        intended = False
+        while True:
+            sent = holder.clock.monotonic()
+            batch = holder.batch(doing=(doing and doing.doing) or f"running {action.tool}")
+            try:
+                await holder.commit(batch, lambda b: holder.store.intend(holder.fence, b, action))
+            except (NewsArrived, asyncio.CancelledError):
+                if intended or holder.landed(batch):
+                    await self._never_began(action, in_doubt=in_doubt)
+                raise
+            intended = True
+            if holder.clock.monotonic() - sent <= START_WITHIN_S:
+                return
+
+    async def _never_began(self, action: NewAction, *, in_doubt: bool) -> None:
+        """Take an intention back: its effect was never started, so there is nothing to find out about it."""
+        holder = self.holder
+        state = ActionState.UNKNOWN if in_doubt else ActionState.FAILED
+        outcome = Outcome(action.call, action.arguments_digest, state)
+        await holder.commit(holder.batch(), lambda b: holder.store.conclude(holder.fence, b, [outcome]))
+        holder.stale = True
 
     async def _ended(
         self, prepared: Ready, approval: Suspension | None, state: ActionState, text: str, begun: float
@@ -387,7 +442,7 @@ def reason_of(text: str) -> str:
     """Return the reason of an ``error_text``."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text[:200]
     return str(value.get("reason", "")) if isinstance(value, dict) else ""
 

@@ -2,36 +2,49 @@
 
 Decides: what goes into the next commit, and whether a commit whose answer was lost took place. Does not: choose acts.
 The failure it can cause: counting a lost commit as failed would append twice; so every batch moves elapsed_ms, which
-only the claim's holder writes, and a second read tells.
+only the claim's holder writes, and a second read tells. A commit under way is never cut short by a shutdown: nobody
+would know what became of it.
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, TypeVar
 
-from core.conversation import CallKey, Message, StoredMessage
-from core.errors import CouldNotCheck, StoreUnavailable, ToolFailed
+from core.agent import Agent
+from core.conversation import CallKey, Message, StoredMessage, edited_text
+from core.errors import AtlasError, CouldNotCheck, InvariantBroken, StoreUnavailable, ToolFailed
 from core.next_act import OpenCall
 from core.ports import Batch, Clock, Fence, TraceEntry, WorkerStore
 from core.run import Run, RunView
-from core.tools import Scope
+from core.tools import Scope, User
 
 T = TypeVar("T")
+
+log = logging.getLogger("atlas.holder")
 
 # One check (scope, policy, preview, guard) may take this long; a directory that hangs counts as down.
 CHECK_TIMEOUT_S = 10.0
 # Before a card exists, what cannot be checked is retried this long (DESIGN section 5).
 PATIENCE_S = 60.0
+# At a shutdown, a commit under way may take this much longer.
+COMMIT_GRACE_S = 3.0
+WORDS_LIMIT = 500
+
+
+class CutShort(AtlasError):
+    """Somebody else's code was cancelled or exited from within: its own failure, not a shutdown of ours."""
 
 
 class Holder:
     """The holder of one claim. Not shared between tasks.
 
     *messages*: the conversation, of which the first *stored* are committed. Amounts in ``run`` are as committed.
-    *stale*: the rows changed since they were read. *ended*: a move gave the claim up.
+    *owed*: amounts that the next commit carries. *stale*: the rows changed since they were read. *ended*: a move gave
+    the claim up. *draining*: nothing new may start.
     """
 
     def __init__(self, fence: Fence, store: WorkerStore, clock: Clock) -> None:
@@ -43,11 +56,19 @@ class Holder:
         self.trace: list[TraceEntry] = []
         self.taken_mail: list[int] = []
         self.new_scope: Scope | None = None
+        self.owed = Batch()
         self.stale = True
         self.ended = False
+        self.draining = False
+        self._landed: Batch | None = None
         self._view: RunView | None = None
         self._loaded_at = 0.0
         self._mark = clock.monotonic()
+
+    @property
+    def loaded(self) -> bool:
+        """Say whether the rows were read at all."""
+        return self._view is not None
 
     @property
     def run(self) -> Run:
@@ -89,33 +110,63 @@ class Holder:
         self.messages.append(StoredMessage(len(self.messages), message, answers))
 
     def result(self, call: OpenCall, text: str) -> None:
-        """Add a call's one result to what the next commit carries."""
+        """Add a call's one result to what the next commit carries; it says so when a person changed the call."""
+        if call.edited_by is not None:
+            text = edited_text(text, call.edited_by, call.arguments)
         self.append(Message(role="tool", text=text, call_id=call.call.id), call.key)
 
     def note(self, kind: str, *, ms: int | None = None, spend_usd: Decimal | None = None, **body: Any) -> None:
         """Add a line for people to what the next commit carries."""
         self.trace.append(TraceEntry(kind, body, ms, spend_usd))
 
-    def batch(
+    def take_mail(self) -> None:
+        """Add the mail that waits to what the next commit carries."""
+        for letter in self.view.mail:
+            self.append(Message(role="user", text=letter.text))
+            self.taken_mail.append(letter.inbox_id)
+
+    def return_mail(self) -> None:
+        """Leave mail that is not committed yet to others: an ending gives it back to the drain."""
+        if self.taken_mail:
+            del self.messages[-len(self.taken_mail) :]
+            self.taken_mail = []
+
+    def owe(
         self,
         *,
         steps: int = 0,
         tool_calls: int = 0,
         spend_usd: Decimal = Decimal(0),
-        dearest_call_usd: Decimal = Decimal(0),
-        doing: str | None = None,
-        charges_crash: bool = False,
+        call_usd: Decimal = Decimal(0),
+    ) -> None:
+        """Add amounts to what the next commit carries, whichever it is. *call_usd*: what one model call cost."""
+        self.owed = replace(
+            self.owed,
+            steps=self.owed.steps + steps,
+            tool_calls=self.owed.tool_calls + tool_calls,
+            spend_usd=self.owed.spend_usd + spend_usd + call_usd,
+            dearest_call_usd=max(self.owed.dearest_call_usd, call_usd),
+        )
+
+    @property
+    def uncommitted(self) -> bool:
+        """Say whether anything waits for the next commit that must not be lost."""
+        return len(self.messages) > self.stored or self.owed != Batch()
+
+    def batch(
+        self, *, doing: str | None = None, charges_crash: bool = False, notes: Sequence[TraceEntry] = ()
     ) -> Batch:
-        """Return everything that is not committed yet."""
+        """Return everything that is not committed yet. *notes*: trace lines that are true only if this very commit
+        takes place."""
         elapsed = max(1, round((self.clock.monotonic() - self._mark) * 1000))
         return Batch(
             messages=tuple(self.messages[self.stored :]),
-            trace=tuple(self.trace),
+            trace=(*self.trace, *notes),
             mail=tuple(self.taken_mail),
-            steps=steps,
-            tool_calls=tool_calls,
-            spend_usd=spend_usd,
-            dearest_call_usd=dearest_call_usd,
+            steps=self.owed.steps,
+            tool_calls=self.owed.tool_calls,
+            spend_usd=self.owed.spend_usd,
+            dearest_call_usd=self.owed.dearest_call_usd,
             elapsed_ms=elapsed,
             doing=doing,
             charges_crash=charges_crash,
@@ -126,13 +177,40 @@ class Holder:
         """Write *batch*; when the answer is lost, read whether it took place, else write again.
 
         Returns: what the write answered; None when it took place but its answer was lost. Raises: ClaimLost (also
-        when the lost write ended the claim), NewsArrived (nothing written).
+        when the lost write ended the claim), NewsArrived (nothing written), CancelledError (after it is known what
+        became of the write: ``landed`` tells).
         """
+        writing = asyncio.ensure_future(self._write(batch, write))
+        try:
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing}, timeout=COMMIT_GRACE_S)
+            if not writing.done():
+                writing.cancel()
+                await asyncio.wait({writing}, timeout=COMMIT_GRACE_S)
+            if writing.done() and not writing.cancelled() and (error := writing.exception()) is not None:
+                log.info("run %s: at shutdown, a commit did not take place: %s", self.fence.run_id, error)
+            raise
+
+    def landed(self, batch: Batch) -> bool:
+        """Say whether *batch* was the last one that took place."""
+        return self._landed is batch
+
+    async def _write(self, batch: Batch, write: Callable[[Batch], Awaitable[T]]) -> T | None:
         delay = 0.1
+        lost = False
         while True:
             try:
                 answer = await write(batch)
+            except InvariantBroken:
+                # An earlier try whose answer was lost may have landed after the read that missed it.
+                if not lost or (await self._read()).run.elapsed_ms <= self.run.elapsed_ms:
+                    raise
+                self._committed(batch)
+                self.stale = True
+                return None
             except StoreUnavailable:
+                lost = True
                 await self.clock.sleep(delay)
                 delay = min(delay * 2, 2.0)
                 view = await self._read()
@@ -159,6 +237,14 @@ class Holder:
         mail = tuple(letter for letter in self._view.mail if letter.inbox_id not in batch.mail)
         self.taken_mail = [letter for letter in self.taken_mail if letter not in batch.mail]
         self.new_scope = None
+        self._landed = batch
+        self.owed = replace(
+            self.owed,
+            steps=self.owed.steps - batch.steps,
+            tool_calls=self.owed.tool_calls - batch.tool_calls,
+            spend_usd=self.owed.spend_usd - batch.spend_usd,
+            dearest_call_usd=Decimal(0),
+        )
         run = replace(
             run,
             step=run.step + batch.steps,
@@ -186,8 +272,7 @@ async def checked(clock: Clock, what: str, ask: Callable[[], Awaitable[T]], pati
     delay = 0.5
     while True:
         try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                return await ask()
+            return await asked(ask, CHECK_TIMEOUT_S)
         except ToolFailed:
             raise
         except Exception as error:
@@ -197,11 +282,46 @@ async def checked(clock: Clock, what: str, ask: Callable[[], Awaitable[T]], pati
         delay = min(delay * 2, 8.0)
 
 
+async def asked(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    """Await somebody else's code for at most *timeout_s* seconds.
+
+    Raises: TimeoutError; whatever it raises; CutShort for a cancellation or an exit of its own. CancelledError only
+    when this task is the one that was cancelled.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await ask()
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CutShort("it was cancelled from within") from error
+    except SystemExit as error:
+        raise CutShort("it tried to exit the process") from error
+
+
+async def resolved(clock: Clock, agent: Agent, owner: User, patience_s: float) -> Scope:
+    """Resolve what *owner* may touch now. Raises: CouldNotCheck, also for an answer that is no Scope; ToolFailed."""
+
+    async def ask() -> Scope:
+        return of_kind(await agent.scopes(owner), Scope)
+
+    return await checked(clock, "your permissions", ask, patience_s)
+
+
+def of_kind(value: Any, kind: type[T]) -> T:
+    """Return *value*, an answer of somebody else's code, if it is what it must be. Raises: TypeError."""
+    if not isinstance(value, kind):
+        raise TypeError(f"it returned {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
 def words_of(error: BaseException) -> str:
-    """Return an error's words, never empty."""
+    """Return an error's words for people and the model: never empty, storable everywhere, of bounded length."""
     if isinstance(error, TimeoutError):
         return "it took too long"
-    return str(error) or type(error).__name__
+    words = (str(error) or type(error).__name__).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    return words if len(words) <= WORDS_LIMIT else f"{words[:WORDS_LIMIT]}…"
 
 
 def people_of(ids: Sequence[str]) -> str:

@@ -7,17 +7,18 @@ the news that it saw.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import assert_never
 
 from core.agent import Agent
-from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, worst_case
+from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, money, worst_case
 from core.calls import Calls
-from core.conversation import CallKey, Message, Model, ModelReply, error_text
+from core.conversation import CallKey, Message, Model, ModelReply, error_text, unkeepable
 from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable
-from core.holder import Holder, words_of
+from core.holder import Holder, asked, words_of
 from core.next_act import (
     Act,
     Answer,
@@ -32,11 +33,12 @@ from core.next_act import (
     Supersede,
     Wait,
     last_turn,
+    model_was_perhaps_asked,
     next_act,
 )
-from core.ports import Alert, Batch, Clock, Closing, Directory, Fence, Names, WorkerStore
+from core.ports import Alert, Batch, Clock, Closing, Directory, Fence, Names, TraceEntry, WorkerStore
 from core.resume import Resume, unanswered
-from core.run import FailReason, HaltReason
+from core.run import FailReason, HaltReason, Run
 
 log = logging.getLogger("atlas.loop")
 
@@ -66,16 +68,31 @@ class Loop:
         lifetime: timedelta,
         ttl_s: float,
         operators: frozenset[str] = frozenset(),
+        model_for: Callable[[Run], Model] | None = None,
     ) -> None:
         self.holder = Holder(fence, store, clock)
         self.agent = agent
         self.model = model
+        self.model_for = model_for
         self.specs = agent.specs()
         self.lifetime = lifetime
         self.calls = Calls(self.holder, agent, directory, names, ttl_s)
         self.resume = Resume(self.calls, agent, lifetime, operators)
-        self.draining = False
         self._assumed: Allowance | None = None
+
+    @property
+    def draining(self) -> bool:
+        """Say whether nothing new may start: the process is leaving."""
+        return self.holder.draining
+
+    @draining.setter
+    def draining(self, leaving: bool) -> None:
+        self.holder.draining = leaving
+
+    def drain(self) -> None:
+        """Start nothing new: give the claim back at the next safe point."""
+        self.draining = True
+        self.holder.draining = True
 
     async def run(self) -> None:
         """Work until the run waits, ends, halts, or the claim is lost or given back.
@@ -84,6 +101,8 @@ class Loop:
         """
         try:
             await self.holder.reload()
+            if self.model_for is not None:
+                self.model = self.model_for(self.holder.run)  # a resumed run keeps its route across deploys
             await self._charge_crash()
             if self.holder.run.recovery_attempts > RECOVERIES:
                 await self.resume.close_out()
@@ -140,7 +159,7 @@ class Loop:
                 await self.resume.stop(act.calls)
                 return True
             case Answer():
-                return await self._answer(act.text, self.holder.batch())
+                return await self._answer(act.text, None)
             case _:
                 assert_never(act)
         return self.holder.ended
@@ -156,28 +175,19 @@ class Loop:
 
     async def _model_turn(self) -> bool:
         holder = self.holder
-        for letter in holder.view.mail:
-            holder.append(Message(role="user", text=letter.text))
-            holder.taken_mail.append(letter.inbox_id)
         if self._calls_exceeded():
             return await self._halt(HaltReason.BUDGET_TOOL_CALLS)
-        reply, spent = await self._reply()
+        holder.take_mail()
+        reply = await self._reply()
         if isinstance(reply, HaltReason):
-            return await self._halt(reply, spend_usd=spent)
+            return await self._halt(reply)
         if isinstance(reply, ModelError):
-            return await self._halt(HaltReason.MODEL_UNAVAILABLE, words_of(reply), spend_usd=spent)
-        holder.append(Message(role="assistant", text=reply.text, calls=reply.calls, raw=reply.raw))
-        counted = self._refuse_calls_over_the_limit(reply)
-        batch = holder.batch(
-            steps=1,
-            tool_calls=counted,
-            spend_usd=spent,
-            dearest_call_usd=reply.spend_usd,
-            doing=self._doing(reply),
-        )
+            return await self._halt(HaltReason.MODEL_UNAVAILABLE, words_of(reply))
+        holder.append(_said(reply))
+        holder.owe(steps=1, tool_calls=self._refuse_calls_over_the_limit(reply))
         if not reply.calls:
-            return await self._answer(reply.text, batch)
-        await holder.step(batch)
+            return await self._answer(reply.text, self._doing(reply))
+        await holder.step(holder.batch(doing=self._doing(reply)))
         return False
 
     def _calls_exceeded(self) -> bool:
@@ -204,45 +214,59 @@ class Loop:
         tool = self.agent.tool(reply.calls[0].tool) if reply.calls else None
         return (tool.doing or f"running {tool.name}") if tool else "thinking"
 
-    async def _reply(self) -> tuple[ModelReply | HaltReason | ModelError, Decimal]:
-        """Ask the model within the budget, with retries; return its reply (or why there is none) and what it cost."""
+    async def _reply(self) -> ModelReply | HaltReason | ModelError:
+        """Ask the model within the budget, with retries; return its reply, or why there is none.
+
+        What a call that gave nothing cost is committed at once: neither a crash nor a shutdown may forget it.
+        """
         holder = self.holder
         messages = [stored.message for stored in holder.messages]
-        spent, delay, empty = Decimal(0), 1.0, 0
+        delay, empty = 1.0, 0
+        failed: ModelError = ModelRefused("the model returned nothing")
         for attempt in range(1, MODEL_TRIES + 1):
-            run = replace(holder.run, spend_usd=holder.run.spend_usd + spent, elapsed_ms=holder.elapsed_ms)
-            allowance = allow(self.model, run, messages, self.specs)
+            try:
+                allowance = allow(self.model, replace(holder.run, elapsed_ms=holder.elapsed_ms), messages, self.specs)
+            except ModelRefused as error:
+                return error
             if not isinstance(allowance, Allowance):
-                return allowance, spent
+                return allowance
             begun = holder.clock.monotonic()
             try:
                 reply = await self._ask_model(messages, allowance)
             except ModelUnavailable as error:
+                holder.note("model unavailable", words=words_of(error), attempt=attempt)
                 if error.charged:
-                    spent += self._assume(allowance)
-                holder.note("model unavailable", words=error.words, attempt=attempt)
-                if attempt == MODEL_TRIES:
-                    return error, spent
-                await holder.clock.sleep(min(error.retry_after_s or delay, 60.0))
-                delay *= 2
+                    await self._charge(spend_usd=self._assume(allowance))
+                failed = error
+                if attempt < MODEL_TRIES:
+                    await holder.clock.sleep(min(max(error.retry_after_s or delay, 0.0), 60.0))
+                    delay *= 2
                 continue
             except ModelError as error:
                 holder.note("model refused", words=words_of(error))
-                return error, spent
-            spent += reply.spend_usd
+                return error
+            cost = money(reply.spend_usd)
             took = round((holder.clock.monotonic() - begun) * 1000)
-            holder.note("model", ms=took, spend_usd=reply.spend_usd, calls=[call.tool for call in reply.calls])
+            holder.note("model", ms=took, spend_usd=cost, calls=[call.tool for call in reply.calls])
             if reply.text.strip() or reply.calls:
-                return reply, spent
+                holder.owe(call_usd=cost)
+                return reply
+            await self._charge(call_usd=cost)
             empty += 1
             if empty == 2:
-                return ModelRefused("the model returned nothing, twice"), spent
-        return ModelRefused("the model returned nothing"), spent
+                return ModelRefused("the model returned nothing, twice")
+        return failed
+
+    async def _charge(self, *, spend_usd: Decimal = Decimal(0), call_usd: Decimal = Decimal(0)) -> None:
+        """Commit what a model call cost that gave no message."""
+        self.holder.owe(spend_usd=spend_usd, call_usd=call_usd)
+        await self.holder.step(self.holder.batch())
 
     async def _ask_model(self, messages: list[Message], allowance: Allowance) -> ModelReply:
+        """Return what the model said, if it can be kept. Raises: ModelError."""
+        tokens = allowance.max_output_tokens
         try:
-            async with asyncio.timeout(MODEL_TIMEOUT_S):
-                reply = await self.model.respond(messages, self.specs, allowance.max_output_tokens)
+            reply: object = await asked(lambda: self.model.respond(messages, self.specs, tokens), MODEL_TIMEOUT_S)
         except TimeoutError as error:
             raise ModelUnavailable("the model did not answer in time", charged=True) from error
         except ModelError:
@@ -254,9 +278,11 @@ class Loop:
             raise ModelRefused(words_of(error)) from error
         if not isinstance(reply, ModelReply):
             raise ModelRefused(f"the model returned {type(reply).__name__}, not a ModelReply")
-        size = len(reply.text) + sum(len(repr(call.arguments)) for call in reply.calls) + len(reply.raw or b"")
-        if size > REPLY_LIMIT:
-            raise ModelRefused(f"the model's reply is too large to keep ({size} characters)")
+        wrong = _unusable(reply)
+        if wrong is not None:
+            # It was billed all the same.
+            await self._charge(spend_usd=self._assume(allowance))
+            raise ModelRefused(wrong)
         return reply
 
     def _assume(self, allowance: Allowance) -> Decimal:
@@ -266,25 +292,28 @@ class Loop:
         self.holder.note("model", spend_usd=charged, assumed=True)
         return charged
 
-    async def _answer(self, text: str, batch: Batch) -> bool:
+    async def _answer(self, text: str, doing: str | None) -> bool:
         """End with the answer; when news came first, keep the words as a step and go on."""
         seen = self.holder.run.news
         fence, store = self.holder.fence, self.holder.store
         try:
-            await self.holder.commit(batch, lambda b: store.answer(fence, b, seen, text))
+            await self.holder.commit(self.holder.batch(doing=doing), lambda b: store.answer(fence, b, seen, text))
         except NewsArrived:
-            await self.holder.step(batch)
+            await self.holder.step(self.holder.batch(doing=doing))
             self.holder.stale = True
             return False
         return True
 
-    async def _halt(self, reason: HaltReason, words: str = "", *, spend_usd: Decimal = Decimal(0)) -> bool:
+    async def _halt(self, reason: HaltReason, words: str = "") -> bool:
         holder = self.holder
+        holder.return_mail()
         messages = [stored.message for stored in holder.messages]
-        run = replace(holder.run, spend_usd=holder.run.spend_usd + spend_usd)
-        worst = worst_case(self.model, run, messages, self.specs, MOST_OUTPUT_TOKENS)
+        try:
+            worst = worst_case(self.model, holder.run, messages, self.specs, MOST_OUTPUT_TOKENS)
+        except ModelRefused:
+            worst = holder.run.dearest_call_usd
         holder.note("halted", reason=reason.value, words=words)
-        batch = holder.batch(spend_usd=spend_usd, doing="halted")
+        batch = holder.batch(doing="halted")
         closing = Closing(detail=words, next_worst_usd=worst)
         await holder.commit(batch, lambda b: holder.store.halt(holder.fence, b, reason, closing))
         return True
@@ -296,45 +325,85 @@ class Loop:
         holder = self.holder
         if not holder.run.charge_due:
             return
-        charged = Decimal(0)
-        if self._model_was_perhaps_asked():
+        if model_was_perhaps_asked(holder.view, self.lifetime):
             messages = [stored.message for stored in holder.messages]
-            allowance = allow(self.model, holder.run, messages, self.specs)
+            try:
+                allowance = allow(self.model, holder.run, messages, self.specs)
+            except ModelRefused:
+                allowance = Allowance(MOST_OUTPUT_TOKENS, holder.run.dearest_call_usd)
             if isinstance(allowance, Allowance):
-                charged = self._assume(allowance)
-        await holder.step(holder.batch(spend_usd=charged, charges_crash=True))
-
-    def _model_was_perhaps_asked(self) -> bool:
-        """Say whether the dead worker may have been at the model: every open call is a read that rode along."""
-        act = next_act(self.holder.view, self.lifetime)
-        if isinstance(act, Consider):
-            tools = [self.agent.tool(call.call.tool) for call in act.calls]
-            return not any(tool is not None and tool.writes for tool in tools)
-        return isinstance(act, CallModel)
+                holder.owe(spend_usd=self._assume(allowance))
+        await holder.step(holder.batch(charges_crash=True))
 
     async def _give_back(self) -> None:
         """Release the claim at a clean shutdown; a model call that was cut short is charged at its worst case."""
+        holder = self.holder
         try:
             async with asyncio.timeout(GIVE_BACK_WITHIN_S):
                 if self._assumed is not None:
-                    await self.holder.step(self.holder.batch(spend_usd=self._assume(self._assumed)))
-                await self.holder.store.release(self.holder.fence)
+                    holder.owe(spend_usd=self._assume(self._assumed))
+                    self._assumed = None
+                if holder.loaded and holder.uncommitted:
+                    await holder.step(holder.batch())
+                await holder.store.release(holder.fence)
         except (ClaimLost, StoreUnavailable, TimeoutError):
-            log.info("run %s: not released, its lease will lapse", self.holder.fence.run_id)
+            log.info("run %s: not released, its lease will lapse", holder.fence.run_id)
 
     async def _defect(self, error: Exception) -> None:
-        """End the run as failed: calls closed, actions no longer intended, alert."""
+        """End the run as failed: calls closed, actions no longer intended, alert.
+
+        Whatever broke may be in what was about to be committed, so only the amounts of that are kept.
+        """
+        holder = self.holder
+        run_id = holder.fence.run_id
+        words = words_of(error)
+        alert = Alert(f"failed:{run_id}", f"Run {run_id} failed: a defect in Atlas", words)
+        closing = Closing(detail="Something in Atlas itself went wrong; the operators have been told.", alert=alert)
+        try:
+            await self._close_calls()
+        except ClaimLost:
+            return
+        except Exception:
+            # Its rows do not even load: it can only be ended, or it would be claimed and break for ever.
+            log.exception("run %s: its rows do not load", run_id)
+            batch = Batch(trace=(TraceEntry("failed", {"reason": FailReason.DEFECT.value, "words": words}),))
+            await holder.store.fail(holder.fence, replace(batch, elapsed_ms=1), FailReason.DEFECT.value, closing)
+            return
+        holder.note("failed", reason=FailReason.DEFECT.value, words=words)
+        try:
+            await holder.commit(
+                holder.batch(doing="failed"),
+                lambda b: holder.store.fail(holder.fence, b, FailReason.DEFECT.value, closing),
+            )
+        except ClaimLost:
+            return
+
+    async def _close_calls(self) -> None:
+        """Drop what is not committed; give every open call its end."""
         holder = self.holder
         await holder.reload()
         holder.messages = holder.messages[: holder.stored]
         holder.taken_mail = []
+        holder.trace = []
+        holder.new_scope = None
         for call, text in unanswered(holder.view):
             holder.result(call, text)
-        run_id = holder.fence.run_id
-        holder.note("failed", reason=FailReason.DEFECT.value, words=words_of(error))
-        alert = Alert(f"failed:{run_id}", f"Run {run_id} failed: a defect in Atlas", words_of(error))
-        closing = Closing(detail="Something in Atlas itself went wrong; the operators have been told.", alert=alert)
-        await holder.commit(
-            holder.batch(doing="failed"),
-            lambda b: holder.store.fail(holder.fence, b, FailReason.DEFECT.value, closing),
-        )
+
+
+def _said(reply: ModelReply) -> Message:
+    return Message(role="assistant", text=reply.text, calls=reply.calls, raw=reply.raw)
+
+
+def _unusable(reply: ModelReply) -> str | None:
+    """Return why a reply cannot be stored, shown or paid for, or None."""
+    wrong = unkeepable(_said(reply))
+    if wrong is not None:
+        return f"the model's reply cannot be kept: {wrong}"
+    size = len(reply.text) + len(reply.raw or b"") + sum(len(repr(call.arguments)) for call in reply.calls)
+    if size > REPLY_LIMIT:
+        return f"the model's reply is too large to keep ({size} characters)"
+    try:
+        money(reply.spend_usd)
+    except (ValueError, ArithmeticError):
+        return f"the model's spend_usd is no amount of US dollars: {reply.spend_usd}"
+    return None

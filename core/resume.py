@@ -5,19 +5,33 @@ closed suspension tells the model. Does not: take decisions or reap. The failure
 without the three checks, or while an earlier attempt may still be on its way, acts on a stale yes or twice.
 """
 
-import asyncio
+from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
+
+from pydantic import JsonValue
 
 from core.agent import Agent
 from core.approvals import Clicker, Undigestible, Via, may_decide
 from core.calls import Ask, Calls, Ready, not_permitted, ready, storable
 from core.conversation import CallKey, error_text
-from core.errors import CouldNotCheck, ToolFailed
-from core.holder import PATIENCE_S, checked, people_of, words_of
-from core.next_act import Believe, Conclude, Execute, OpenCall, Reconcile, Refresh, Wait, next_act, open_action
-from core.ports import Alert, Closing, NewSuspension, Outcome, Settlement
+from core.errors import CouldNotCheck, NewsArrived, ToolFailed
+from core.holder import PATIENCE_S, asked, checked, people_of, words_of
+from core.next_act import (
+    Believe,
+    Conclude,
+    Execute,
+    OpenCall,
+    Reconcile,
+    Refresh,
+    Wait,
+    latest,
+    next_act,
+    open_action,
+    told_outcome,
+)
+from core.ports import Alert, Closing, NewSuspension, Outcome, Settlement, TraceEntry
 from core.run import (
     Action,
     ActionState,
@@ -29,10 +43,12 @@ from core.run import (
     SuspensionKind,
     SuspensionStatus,
 )
-from core.tools import Approval, DidNotHappen, Happened, Preview, Refused, Scope, Tool, ToolContext, UserGroup
+from core.tools import Approval, DidNotHappen, Happened, Preview, Scope, Tool, ToolContext, Unknown, UserGroup
 
 # A dead worker's request may be on its way this long beyond the tool's own timeout.
 IN_FLIGHT_MARGIN_S = 5.0
+# A write that broke this often, each time certainly without an effect, is the model's to deal with.
+TRIES = 3
 
 
 class Changed(Exception):
@@ -48,6 +64,7 @@ class Resume:
         self.agent = agent
         self.lifetime = lifetime
         self.operators = operators
+        self._broke: Counter[CallKey] = Counter()
 
     # -- after confirmation -----------------------------------------------------------------------------------
 
@@ -68,10 +85,8 @@ class Resume:
                 await self._not_executed(call, suspension, not_permitted(prepared), words)
                 return
             ctx = await self._confirmed(prepared, scope, suspension)
-            await self._unchanged(prepared, ctx, suspension)
-            refused = await checked(
-                self.holder.clock, "the guard", lambda: prepared.tool.guard(prepared.args, ctx), 0.0
-            )
+            await self._unchanged(prepared, scope, suspension)
+            refused = await self.calls.guard(prepared, ctx, 0.0)
         except CouldNotCheck as error:
             await self._rearm(suspension, error)
             return
@@ -82,21 +97,20 @@ class Resume:
             text = error_text("tool_failed", words_of(error))
             await self._not_executed(call, suspension, text, words_of(error))
             return
-        if isinstance(refused, Refused):
+        if refused is not None:
             await self._not_executed(call, suspension, error_text("refused", refused.reason), refused.reason)
             return
+        if self.holder.draining:
+            return  # nothing new starts; who claims the run next checks again
         await self.calls.carry_out(prepared, ctx, suspension)
 
     async def _confirmed(self, prepared: Ready, scope: Scope, suspension: Suspension) -> ToolContext:
         """Return the context of a confirmed call, after holding the votes against the policy of now."""
         run = self.holder.run
-        plain = self.calls.context(prepared, scope)
-        policy = await checked(
-            self.holder.clock, "who must approve this", lambda: self.calls.policy(prepared, plain), 0.0
-        )
+        policy = await self.calls.policy(prepared, self.calls.context(prepared, scope), 0.0)
         approvers = []
         counted = 0
-        for voter in suspension.votes:
+        for voter in suspension.votes or ((suspension.decided_by,) if suspension.decided_by else ()):
             if voter.startswith("operator:"):
                 clicker = Clicker(voter, Via.CLI, None, operator=True)
             else:
@@ -123,9 +137,9 @@ class Resume:
 
         return await checked(clock, "who approved this", ask, 0.0)
 
-    async def _unchanged(self, prepared: Ready, ctx: ToolContext, suspension: Suspension) -> None:
-        """Raise Changed unless the preview of now has the approved digest."""
-        _, digest = await self.calls.preview(prepared, ctx, 0.0)
+    async def _unchanged(self, prepared: Ready, scope: Scope, suspension: Suspension) -> None:
+        """Raise Changed unless the preview of now, rendered as it was for the card, has the approved digest."""
+        _, digest = await self.calls.preview(prepared, self.calls.context(prepared, scope), 0.0)
         if digest != suspension.digest:
             raise Changed("it changed while it was waiting")
 
@@ -143,9 +157,7 @@ class Resume:
         try:
             scope = await self.calls.fresh_scope(0.0)
             ctx = self.calls.context(prepared, scope)
-            policy = await checked(
-                self.holder.clock, "who must approve this", lambda: self.calls.policy(prepared, ctx), 0.0
-            )
+            policy = await self.calls.policy(prepared, ctx, 0.0)
             preview, digest = await self.calls.preview(prepared, ctx, 0.0)
         except CouldNotCheck as error:
             await self._rearm(old, error)
@@ -156,15 +168,15 @@ class Resume:
             return
         ask = Ask(prepared, policy or old.policy, preview, digest)
         new = self.calls.suspension(ask, replaces=old.id, note=why)
-        self.holder.note("suspended again", tool=prepared.tool.name, why=why, digest=digest[:8])
-        await self._suspend([new])
+        body = {"tool": prepared.tool.name, "why": why, "digest": digest[:8]}
+        await self._suspend([new], TraceEntry("suspended again", body))
 
-    async def _suspend(self, new: list[NewSuspension]) -> None:
+    async def _suspend(self, new: list[NewSuspension], *notes: TraceEntry) -> None:
         holder = self.holder
         stay = not isinstance(next_act(self._supposing(new), self.lifetime), Wait)
         seen = holder.run.news
         await holder.commit(
-            holder.batch(doing="waiting for a decision"),
+            holder.batch(doing="waiting for a decision", notes=notes),
             lambda b: holder.store.suspend(holder.fence, b, seen, new, stay_running=stay),
         )
         holder.stale = True
@@ -204,11 +216,11 @@ class Resume:
             replace(s, status=SuspensionStatus.OPEN) if s.id == suspension.id else s for s in view.suspensions
         )
         stay = not isinstance(next_act(replace(view, suspensions=supposed), self.lifetime), Wait)
-        holder.note("could not check", tool=suspension.tool, what=error.what, why=error.why)
+        said = TraceEntry("could not check", {"tool": suspension.tool, "what": error.what, "why": error.why})
         note = f"Could not check {error.what} ({error.why}). Nothing was done. Try again."
         token, seen = self.calls.names.token(holder.run.id), holder.run.news
         armed = await holder.commit(
-            holder.batch(doing="waiting for a decision"),
+            holder.batch(doing="waiting for a decision", notes=(said,)),
             lambda b: holder.store.rearm(holder.fence, b, seen, suspension.id, token, note, stay_running=stay),
         )
         holder.stale = True
@@ -244,7 +256,7 @@ class Resume:
             if isinstance(found, Happened):
                 await self._happened(act.call, act.action, storable(found.result), (act.approval,))
             elif isinstance(found, DidNotHappen):
-                await self._did_not_happen(act.action)
+                await self._broke_off(act)
             else:
                 await self._ask_person(act, prepared, found)
         elif tool.idempotent_by_key:
@@ -265,8 +277,7 @@ class Resume:
         while True:
             why = "it cannot tell"
             try:
-                async with asyncio.timeout(tool.timeout_s):
-                    found = await tool.reconcile(prepared.args, ctx)
+                found: object = await asked(lambda: tool.reconcile(prepared.args, ctx), tool.timeout_s)
             except Exception as error:  # noqa: BLE001  a target that cannot be asked is "cannot tell", whatever it raises
                 why = words_of(error)
             else:
@@ -278,7 +289,8 @@ class Resume:
                         return found
                     await clock.sleep(believable_s - age + 0.05)
                     continue
-                why = found.reason or why
+                if isinstance(found, Unknown):
+                    why = found.reason or why
             if clock.monotonic() + delay > deadline:
                 return why
             await clock.sleep(delay)
@@ -290,6 +302,18 @@ class Resume:
         self.holder.note("reconciled", tool=action.tool, outcome="happened")
         await self.calls.conclude(call, action.arguments, ActionState.SUCCEEDED, text, suspensions)
 
+    async def _broke_off(self, act: Reconcile) -> None:
+        """The attempt had no effect. Its path starts over, but a tool that breaks each time is not tried for ever."""
+        self._broke[act.call.key] += 1
+        if self._broke[act.call.key] < TRIES:
+            await self._did_not_happen(act.action)
+            if self._broke[act.call.key] > 1:
+                await self.holder.clock.sleep(2.0)
+            return
+        self.holder.note("reconciled", tool=act.action.tool, outcome="did not happen", tries=TRIES)
+        text = error_text("tool_failed", f"it broke off {TRIES} times, each time without an effect; nothing was done")
+        await self.calls.conclude(act.call, act.action.arguments, ActionState.FAILED, text, (act.approval,))
+
     async def _did_not_happen(self, action: Action) -> None:
         """Close the attempt; the call is open again, and its path starts over with every check."""
         holder = self.holder
@@ -299,23 +323,32 @@ class Resume:
         holder.stale = True
 
     async def _execute_again(self, act: Reconcile, prepared: Ready) -> None:
-        """The target honours the key and cannot be asked: the same request again has at most one effect."""
-        try:
-            scope = await self.calls.fresh_scope(PATIENCE_S)
-            allowed = await self.calls.permits(prepared, scope)
-            confirmed = act.approval is not None
-            ctx = self.calls.context(prepared, scope, confirmed=confirmed)
-            refused = await checked(
-                self.holder.clock, "the guard", lambda: prepared.tool.guard(prepared.args, ctx), PATIENCE_S
-            )
-        except (CouldNotCheck, ToolFailed) as error:
-            await self._ask_person(act, prepared, words_of(error))
-            return
-        if not allowed or isinstance(refused, Refused):
-            why = refused.reason if isinstance(refused, Refused) else "its owner may not do this any more"
-            await self._ask_person(act, prepared, why)
-            return
-        await self.calls.carry_out(prepared, ctx, act.approval)
+        """The target honours the key and cannot be asked: the same request again has at most one effect.
+
+        With backoff for PATIENCE_S seconds; then a person is asked, as when guard or permission refuse.
+        """
+        clock = self.holder.clock
+        deadline, delay = clock.monotonic() + PATIENCE_S, 0.5
+        while True:
+            try:
+                scope = await self.calls.fresh_scope(PATIENCE_S)
+                allowed = await self.calls.permits(prepared, scope)
+                ctx = self.calls.context(prepared, scope, confirmed=act.approval is not None)
+                refused = await self.calls.guard(prepared, ctx, PATIENCE_S)
+            except (CouldNotCheck, ToolFailed) as error:
+                await self._ask_person(act, prepared, words_of(error))
+                return
+            if not allowed or refused is not None:
+                why = refused.reason if refused is not None else "its owner may not do this any more"
+                await self._ask_person(act, prepared, why)
+                return
+            if self.holder.draining or await self.calls.carry_out(prepared, ctx, act.approval, in_doubt=True):
+                return
+            if clock.monotonic() + delay > deadline:
+                await self._ask_person(act, prepared, "it was sent again with the same key, without an answer")
+                return
+            await clock.sleep(delay)
+            delay = min(delay * 2, 8.0)
 
     async def _ask_person(self, act: Reconcile, prepared: Ready | None, why: str) -> None:
         """Record the outcome as unknown and ask the owner and the operators."""
@@ -324,7 +357,7 @@ class Resume:
         outcome = Outcome(action.call, action.arguments_digest, ActionState.UNKNOWN)
         settled = [Settlement(act.approval.id, "unknown", why)] if act.approval else []
         await holder.commit(holder.batch(), lambda b: holder.store.conclude(holder.fence, b, [outcome], settled))
-        await holder.reload()
+        holder.stale = True
         preview = _attempted(act, action)
         new = NewSuspension(
             id=self.calls.names.token(holder.run.id),
@@ -343,15 +376,22 @@ class Resume:
             alert=f"{action.tool} may or may not have happened: {why}. "
             "Look in the target system, then answer on the card.",
         )
-        await self._suspend([new])
+        while True:
+            await holder.reload()
+            if holder.run.stop_requested is not None:
+                return
+            try:
+                await self._suspend([new])
+            except NewsArrived:
+                continue  # any other news is no reason to find out all over again
+            return
 
     async def believe(self, act: Believe) -> None:
         """A person said whether it happened; believed at once."""
-        who = act.outcome.decided_by or "somebody"
         if act.outcome.status is SuspensionStatus.DID_NOT_HAPPEN:
             await self._did_not_happen(act.action)
             return
-        text = storable({"happened": True, "confirmed_by": f"@{who}", "note": "a person confirmed it; no result known"})
+        text = storable(_confirmed_by(act.outcome))
         approval = next((s for s in self.holder.view.suspensions if s.id == act.action.suspension_id), None)
         await self._happened(act.call, act.action, text, (approval, act.outcome))
 
@@ -407,13 +447,17 @@ class Resume:
         for call in calls:
             action = open_action(self.holder.view, call.key)
             if action is None:
-                self.holder.result(call, error_text(kind, words))
+                settled += self._close_untouched(call, kind, words)
                 continue
             approval = next((s for s in self.holder.view.suspensions if s.id == action.suspension_id), None)
+            outcome = told_outcome(self.holder.view, action)
             begun = OpenCall(call.key, call.call, action.arguments, "editor" if call.call.malformed else None)
             prepared = ready(self.agent, begun)
             found: Happened | DidNotHappen | str = "its tool cannot be asked"
-            if not isinstance(prepared, str) and _can_ask(prepared.tool):
+            if outcome is not None and outcome.status is not SuspensionStatus.OPEN:
+                happened = outcome.status is SuspensionStatus.HAPPENED
+                found = Happened(result=_confirmed_by(outcome)) if happened else DidNotHappen()
+            elif not isinstance(prepared, str) and _can_ask(prepared.tool):
                 found = await self._found_out(prepared, action, patience_s)
             where = (action.call, action.arguments_digest)
             if isinstance(found, Happened):
@@ -430,6 +474,26 @@ class Resume:
                 settled += [Settlement(approval.id, "unknown", found)] if approval else []
                 unknown.append(f"Whether {action.tool} happened is not known ({found}); look in the target system.")
         return outcomes, settled, " ".join(unknown)
+
+    def _close_untouched(self, call: OpenCall, kind: str, words: str) -> list[Settlement]:
+        """Give a call that was never begun its end; an approved one's card must not say "running" for ever."""
+        suspension = latest(self.holder.view, call.key, SuspensionKind.APPROVAL)
+        if suspension is None or suspension.status in _STILL_TO_DO:
+            self.holder.result(call, error_text(kind, words))
+        else:
+            self.holder.result(call, closed_text(suspension))
+        if suspension is None or suspension.status is not SuspensionStatus.APPROVED:
+            return []
+        return [Settlement(suspension.id, "not_executed", words, f"Not executed: {words}.")]
+
+
+_STILL_TO_DO = (
+    SuspensionStatus.OPEN,
+    SuspensionStatus.APPROVED,
+    SuspensionStatus.EDITED,
+    SuspensionStatus.REPLACED,
+    SuspensionStatus.STOPPED,
+)
 
 
 def closed_text(suspension: Suspension) -> str:
@@ -478,6 +542,11 @@ def unanswered(view: RunView) -> list[tuple[OpenCall, str]]:
 
 def _can_ask(tool: Tool[Any]) -> bool:
     return type(tool).reconcile is not Tool.reconcile and tool.unknown != "ask_person"
+
+
+def _confirmed_by(outcome: Suspension) -> dict[str, JsonValue]:
+    who = outcome.decided_by or "somebody"
+    return {"happened": True, "confirmed_by": f"@{who}", "note": "a person confirmed it; no result known"}
 
 
 def _attempted(act: Reconcile, action: Action) -> Preview:
