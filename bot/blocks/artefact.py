@@ -249,7 +249,7 @@ def change_list(changes: Sequence[Change], most: int = MOST_CHANGES) -> list[Blo
 def pages(suspension: Suspension, changes: Sequence[Change]) -> list[list[Block]]:
     """Return the whole artefact, uncut, as pages of a modal."""
     preview = preview_of(suspension)
-    units: list[tuple[int, Block]] = [(len(preview.title), rich_line((Bold(visible(preview.title)),)))]
+    units = _sliced((Bold(visible(preview.title) or EMPTY),))
     for change in changes:
         old, new = visible(change.old) or EMPTY, visible(change.new) or EMPTY
         line: Line = ("Changed · ", visible(change.label), ": ", Struck(old), " → ", Bold(new))
