@@ -15,7 +15,10 @@ from typing import Any, Protocol
 from core.agent import Agent
 from core.approvals import Clicker, Person, Refusal, Via, may_answer_outcome, may_decide
 from core.budget import granted
-from core.errors import CouldNotCheck
+from core.calls import ready, reason_of
+from core.conversation import ToolCall
+from core.errors import CouldNotCheck, InvalidArguments
+from core.next_act import OpenCall
 from core.ports import Continued, Decided, Desk, Directory, Fence, Stopped
 from core.run import Run, RunState, RunView, Suspension, SuspensionKind
 from core.tools import UserGroup
@@ -112,12 +115,17 @@ class Engine:
         return await self._judged(actor, suspension_id, act, move, approve=approve)
 
     async def edit(self, actor: Actor, suspension_id: str, token: str, arguments: dict[str, Any]) -> Decided:
-        """Replace the call's arguments; the edited call gets its own preview, digest and card."""
+        """Replace the call's arguments; the edited call gets its own preview, digest and card.
+
+        Raises: InvalidArguments (nothing changed; the card stays as it is), StoreUnavailable.
+        """
 
         async def move(clicker: Clicker) -> Decided:
-            return await self.desk.edit(
-                suspension_id, token, clicker, arguments, worker_id=self.room.worker_id_if_room()
-            )
+            found = await self.desk.suspension(suspension_id)
+            if found is None:
+                return Decided(Refusal.UNKNOWN, None, None)
+            checked = valid_arguments(self.agent, found[0], arguments, clicker.id)
+            return await self.desk.edit(suspension_id, token, clicker, checked, worker_id=self.room.worker_id_if_room())
 
         return await self._judged(actor, suspension_id, "edit", move, approve=True, editing=True)
 
@@ -183,6 +191,8 @@ class Engine:
         if run is None or not self._owns(actor, run) or (actor.on_the_cli and not reason):
             return Continued(None)
         by = Clicker(actor.user_id, actor.via, None, operator=actor.on_the_cli)
+        # The grant is of the halt that was read, never of a later one.
+        halt_number = run.halts if halt_number is None else halt_number
         continued = await self.desk.continue_(
             run.id, halt_number, by, granted(run), None, self.room.worker_id_if_room(), reason
         )
@@ -193,8 +203,10 @@ class Engine:
     async def stop_run(self, actor: Actor, run_id: str | None = None) -> Stopped:
         """Stop a run: its owner or an operator. *run_id* None: the actor's newest live run."""
         run = await self._named(actor, run_id, (RunState.RUNNING, RunState.SUSPENDED))
-        operator = actor.on_the_cli or actor.user_id in self.rules.operators
-        if run is None or not (operator or self._owns(actor, run)):
+        if run is None:
+            return Stopped("ended", None)
+        operator = actor.on_the_cli or (actor.user_id in self.rules.operators and actor.team_id == run.team_id)
+        if not (operator or self._owns(actor, run)):
             return Stopped("ended", None)
         return await self.desk.stop(run.id, Clicker(actor.user_id, actor.via, None, operator=operator))
 
@@ -234,6 +246,15 @@ class Engine:
                 if self._verdict(suspension, run, clicker, approve=True, editing=False) is None:
                     waiting.append((suspension, run))
         return waiting
+
+
+def valid_arguments(agent: Agent, suspension: Suspension, arguments: dict[str, Any], editor: str) -> dict[str, Any]:
+    """Return an editor's arguments as they will execute. Raises: InvalidArguments."""
+    asked = ToolCall(id="", tool=suspension.tool, arguments=arguments)
+    prepared = ready(agent, OpenCall(suspension.call, asked, arguments, editor))
+    if isinstance(prepared, str):
+        raise InvalidArguments(reason_of(prepared))
+    return prepared.arguments
 
 
 async def clicker_facts(

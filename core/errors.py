@@ -50,6 +50,14 @@ class CouldNotCheck(AtlasError):
         super().__init__(f"could not check {what}: {why}")
 
 
+class InvalidArguments(AtlasError):
+    """An editor's arguments do not load. Nothing was changed; *why* goes back onto the form."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
+        super().__init__(why)
+
+
 class StoreUnavailable(AtlasError):
     """PostgreSQL cannot be reached or refuses work just now; the same call may succeed later."""
 

@@ -85,13 +85,8 @@ class Loop:
         """Say whether nothing new may start: the process is leaving."""
         return self.holder.draining
 
-    @draining.setter
-    def draining(self, leaving: bool) -> None:
-        self.holder.draining = leaving
-
     def drain(self) -> None:
         """Start nothing new: give the claim back at the next safe point."""
-        self.draining = True
         self.holder.draining = True
 
     async def run(self) -> None:

@@ -16,7 +16,7 @@ from core.approvals import Person, Via
 from core.conversation import Message, StoredMessage
 from core.engine import Actor, Engine
 from core.errors import Conflict, CouldNotCheck, StoreUnavailable
-from core.holder import checked, words_of
+from core.holder import resolved, words_of
 from core.ports import Alert, Clock, Desk, Directory, Letter, LiveRun, Names, NewRun, Voice
 from core.resume import unanswered
 from core.run import Run, RunState, RunView
@@ -25,6 +25,8 @@ from core.words import Command, command_of, is_bare_assent
 log = logging.getLogger("atlas.mail")
 
 PARK_AFTER_S = 300.0
+# An outage of Atlas itself ages letters too: each is tried this often before it is given up.
+PARK_AFTER_ATTEMPTS = 3
 LEASE_S = 30.0
 
 
@@ -78,7 +80,7 @@ class Drain:
             await self._failed(letter, words_of(error), known=known)
 
     async def _failed(self, letter: Letter, why: str, *, known: bool) -> None:
-        if letter.age_s > PARK_AFTER_S:
+        if letter.age_s > PARK_AFTER_S and letter.attempts >= PARK_AFTER_ATTEMPTS:
             alert = Alert(f"letter:{letter.id}", "A message could not be handled", f"{why} (message {letter.id})")
             await self.desk.park_letter(letter, why, self.voice.parked(why), alert)
             return
@@ -102,10 +104,9 @@ class Drain:
 
     async def _news(self, letter: Letter, live: LiveRun) -> None:
         run = live.run
-        waiting = bool(live.open_suspensions) and not live.open_outcome
-        if waiting and is_bare_assent(letter.text):
+        if live.open_suspensions and is_bare_assent(letter.text):
             await self.desk.answer_letter(letter, self.voice.text_never_approves(run, None))
-        elif waiting and run.state is RunState.SUSPENDED:
+        elif live.open_suspensions and not live.open_outcome and run.state is RunState.SUSPENDED:
             fence = await self.desk.supersede(letter, run.id, self.engine.room.worker_id_if_room())
             if fence is not None:
                 self.engine.room.adopt(fence)
@@ -113,7 +114,7 @@ class Drain:
             raise Conflict(f"run {run.id} ended meanwhile")
 
     async def _start(self, letter: Letter, person: Person) -> None:
-        scope = await checked(self.clock, "your permissions", lambda: self.agent.scopes(person.user), 0.0)
+        scope = await resolved(self.clock, self.agent, person.user, 0.0)
         parent = await self.desk.last_ended(letter)
         messages = follow_up(parent, letter.text) if parent else [StoredMessage(0, _asked(letter.text))]
         new = NewRun(

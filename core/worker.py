@@ -59,6 +59,7 @@ class Worker:
         self._carried: dict[str, _Carried] = {}
         self._children: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        self._claiming = asyncio.Lock()
 
     # -- Room, for the engine ---------------------------------------------------------------------------------
 
@@ -110,9 +111,12 @@ class Worker:
         room = self.capacity - len(self._carried)
         if room <= 0:
             return 0
-        claimed = await self.store.claim(self.worker_id, room)
-        for each in claimed:
-            self.adopt(each.fence)
+        async with self._claiming:
+            if self.draining:
+                return 0
+            claimed = await self.store.claim(self.worker_id, room)
+            for each in claimed:
+                self.adopt(each.fence)
         return len(claimed)
 
     async def _claim_for_children(self) -> None:
@@ -126,6 +130,9 @@ class Worker:
     async def _child(self, run_id: str, start_alone: Callable[[str], Awaitable[None]]) -> None:
         try:
             await start_alone(run_id)
+        except Exception:
+            log.exception("run %s: its process did not start or broke", run_id)
+            await self.clock.sleep(5.0)
         finally:
             self._children.pop(run_id, None)
             self.wake()
@@ -133,15 +140,19 @@ class Worker:
     async def _work(self, fence: Fence) -> None:
         try:
             loop = self._carried[fence.claim_token].loop = self.make_loop(fence)
+            if self.draining:
+                loop.drain()  # a click's commit claimed it for this process at the last moment
             await loop.run()
         except asyncio.CancelledError:
             if not self.draining:
                 raise
         except Exception:
             log.exception("run %s: its loop broke", fence.run_id)
-            # Not at once: whatever broke the loop would break the next one as fast.
-            await self.clock.sleep(5.0)
-            await self._release(fence)
+            try:
+                # Not at once: whatever broke the loop would break the next one as fast.
+                await self.clock.sleep(5.0)
+            finally:
+                await self._release(fence)
         finally:
             self._carried.pop(fence.claim_token, None)
             self.wake()
@@ -161,6 +172,8 @@ class Worker:
         """
         self.draining = True
         self.wake()
+        async with self._claiming:
+            pass  # a claim that is under way ends first; what it took is given back with the rest
         for task in self._children.values():
             task.cancel()
         await asyncio.gather(*(self._leave(carried) for carried in list(self._carried.values())))
