@@ -1,0 +1,267 @@
+"""Races, proved: the moves wait for one row lock, seen in pg_stat_activity, and go on together. No sleeps, no luck.
+
+Each is tried in both orders; the lock's queue is first come, first served, so the order is the one stated.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from core.approvals import Refusal
+from core.errors import ClaimLost, Conflict, NewsArrived
+from core.ports import Batch, Decided, Fence
+from core.tools import Approval, Limits
+from tests.integration.storeworld import World, an_action, an_ask, clicker, result, world_on
+
+BOTH_ORDERS = pytest.mark.parametrize("reverse", [False, True], ids=["in order", "reversed"])
+
+
+@pytest.fixture
+def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
+    return world_on(pool)
+
+
+def _approve(world: World, ask: Any, user: str = "U1", **more: Any) -> Callable[[], Awaitable[Decided]]:
+    return lambda: world.desk.decide(ask.id, ask.token, ask.digest, clicker(user), approve=True, **more)
+
+
+def _decline(world: World, ask: Any) -> Callable[[], Awaitable[Decided]]:
+    return lambda: world.desk.decide(ask.id, ask.token, ask.digest, clicker("U2"), approve=False)
+
+
+async def test_of_many_racing_decisions_exactly_one_wins(world: World) -> None:
+    run_id, (ask,) = await world.suspended()
+    moves = [
+        _approve(world, ask, worker_id=world.worker_id),
+        _decline(world, ask),
+        _approve(world, ask),
+        _decline(world, ask),
+    ]
+    first, *others = await world.behind_lock(run_id, *moves)
+    assert first.refusal is None
+    assert first.claimed is not None
+    assert [other.refusal for other in others] == [Refusal.DECIDED] * 3
+    assert await world.value("select news from runs where id = $1", run_id) == 1
+    assert await world.value("select count(*) from audit where allowed") == 1
+    assert await world.value("select count(*) from audit where not allowed") == 3
+
+
+async def test_two_racing_votes_of_two_make_one_approval(world: World) -> None:
+    run_id, (ask,) = await world.suspended(policy=Approval(by="anyone", count=2))
+    first, second = await world.behind_lock(run_id, _approve(world, ask, "U1"), _approve(world, ask, "U2"))
+    assert (first.refusal, first.pending_votes) == (None, 1)
+    assert (second.refusal, second.pending_votes) == (None, 0)
+    assert await world.state(run_id) == "running"
+
+
+async def test_one_person_racing_with_themselves_votes_once(world: World) -> None:
+    run_id, (ask,) = await world.suspended(policy=Approval(by="anyone", count=2))
+    first, second = await world.behind_lock(run_id, _approve(world, ask), _approve(world, ask))
+    assert (first.refusal, second.refusal) == (None, Refusal.DECIDED)
+    assert await world.state(run_id) == "suspended"
+
+
+async def test_a_click_and_the_expiry_never_both_win(world: World) -> None:
+    """The click came a moment before the expiry, the job a moment after; the row lock decides which one counts."""
+    run_id, (ask,) = await world.suspended()
+    opened = world.now
+
+    async def click() -> Decided:
+        world.now = opened
+        world.pass_time(1799)
+        return await _approve(world, ask)()
+
+    async def expire() -> int:
+        world.pass_time(2)
+        return await world.upkeep.expire_due()
+
+    async with world.pool.acquire() as holder, holder.transaction():
+        await holder.execute("select from runs where id = $1 for update", run_id)
+        clicking = asyncio.ensure_future(click())
+        await world._until_waiting(1)
+        assert await expire() == 0  # a sweep never queues behind a lock
+    assert (await clicking).refusal is None
+    assert await world.upkeep.expire_due() == 0
+    assert await world.state(run_id) == "running"
+
+
+async def test_an_expiry_that_came_first_refuses_the_click(world: World) -> None:
+    run_id, (ask,) = await world.suspended()
+    world.pass_time(1801)
+    first, second = await world.behind_lock(run_id, _approve(world, ask), _approve(world, ask, "U2"))
+    assert (first.refusal, second.refusal) == (Refusal.EXPIRED, Refusal.EXPIRED)
+    assert (await world.places())[f"notice:{ask.id}:expired"] == 1
+    assert await world.value("select halts from runs where id = $1", run_id) == 1
+
+
+@BOTH_ORDERS
+async def test_a_decision_is_never_lost_between_looking_and_waiting(world: World, reverse: bool) -> None:
+    """A sibling is executing; its worker says "I wait" just as somebody decides the other call."""
+    fence, (first, second) = await world.asking("send", "send")
+    ask = an_ask(fence.run_id, second)
+    await world.worker.suspend(fence, Batch(), 0, [ask], stay_running=True)
+    moves = [
+        lambda: world.worker.wait(fence, Batch(messages=(result(2, first),)), 0),
+        _approve(world, ask, worker_id=world.worker_id),
+    ]
+    outcomes = await world.behind_lock(fence.run_id, *(reversed(moves) if reverse else moves))
+    if reverse:
+        decided, waited = outcomes
+        assert decided.refusal is None
+        assert isinstance(waited, NewsArrived)
+        assert (await world.worker.load(fence)).run.claim_token == fence.claim_token
+        assert len((await world.worker.load(fence)).messages) == 2
+    else:
+        waited, decided = outcomes
+        assert waited is None
+        assert decided.claimed is not None
+        assert decided.claimed.claim_token != fence.claim_token
+    assert await world.state(fence.run_id) == "running"
+
+
+@BOTH_ORDERS
+async def test_a_message_is_never_lost_between_looking_and_answering(world: World, reverse: bool) -> None:
+    fence = await world.started(thread="t")
+    letter = await world.letter("and tax", thread="t")
+    moves: list[Callable[[], Awaitable[Any]]] = [
+        lambda: world.worker.answer(fence, Batch(), 0, "done"),
+        lambda: world.desk.attach(letter, fence.run_id),
+    ]
+    outcomes = await world.behind_lock(fence.run_id, *(reversed(moves) if reverse else moves))
+    if reverse:
+        attached, answered = outcomes
+        assert attached is True
+        assert isinstance(answered, NewsArrived)
+        assert [mail.text for mail in (await world.worker.load(fence)).mail] == ["and tax"]
+    else:
+        answered, attached = outcomes
+        assert (answered, attached) == (None, False)
+        world.pass_time(31)
+        assert [taken.id for taken in await world.desk.take_mail(9, 30)] == [letter.id]
+
+
+@BOTH_ORDERS
+async def test_a_stop_and_an_intention_are_one_or_the_other(world: World, reverse: bool) -> None:
+    fence, (call,) = await world.asking()
+    moves: list[Callable[[], Awaitable[Any]]] = [
+        lambda: world.worker.intend(fence, Batch(), an_action(fence.run_id, call)),
+        lambda: world.desk.stop(fence.run_id, clicker()),
+    ]
+    outcomes = await world.behind_lock(fence.run_id, *(reversed(moves) if reverse else moves))
+    intended = await world.value("select count(*) from actions where state = 'intended'")
+    if reverse:
+        assert isinstance(outcomes[1], NewsArrived)
+        assert intended == 0
+    else:
+        assert outcomes[0] is None
+        assert intended == 1
+    assert await world.value("select stop_requested from runs") == "U1"
+
+
+async def test_two_claims_of_one_run(world: World) -> None:
+    fence = await world.started()
+    await world.worker.release(fence)
+
+    def claim() -> Awaitable[Any]:
+        return world.worker.claim_one(world.worker_id, fence.run_id)
+
+    first, second = await world.behind_lock(fence.run_id, claim, claim)
+    assert first is not None
+    assert second is None
+    async with world.pool.acquire() as holder, holder.transaction():
+        await world.worker.release(first.fence)
+        await holder.execute("select from runs where id = $1 for update", fence.run_id)
+        assert await world.worker.claim(world.worker_id, 9) == []  # skips what somebody else holds
+    assert len(await world.worker.claim(world.worker_id, 9)) == 1
+
+
+@BOTH_ORDERS
+async def test_a_reaped_worker_loses_to_its_reaper_or_was_in_time(world: World, reverse: bool) -> None:
+    """A worker that is only cut off commits a step just as its run is taken away."""
+    fence = await world.started()
+
+    async def take_away() -> int:
+        return int((await world.pool.execute(
+            "update runs set claim_token = null, claimed_by = null where id = $1 and claim_token = $2",
+            fence.run_id, fence.claim_token)).split()[1])  # fmt: skip
+
+    moves: list[Callable[[], Awaitable[Any]]] = [lambda: world.worker.step(fence, Batch(steps=1)), take_away]
+    outcomes = await world.behind_lock(fence.run_id, *(reversed(moves) if reverse else moves))
+    steps = await world.value("select step from runs")
+    if reverse:
+        assert isinstance(outcomes[1], ClaimLost)
+        assert steps == 0
+    else:
+        assert outcomes == [0, 1]
+        assert steps == 1
+
+
+async def test_two_reapers_take_each_orphan_once(world: World) -> None:
+    fences = [await world.started() for _ in range(30)]
+    world.pass_time(100)
+    rounds = await asyncio.gather(*(world.upkeep.reap(lease_s=90, quick=False) for _ in range(4)))
+    rest = await world.upkeep.reap(lease_s=90, quick=False)
+    reaped = [run_id for batch in rounds for run_id in batch] + rest
+    assert sorted(reaped) == sorted(fence.run_id for fence in fences)
+    assert await world.value("select count(*) from trace where kind = 'reaped'") == 30
+    assert await world.value("select max(crashes) from runs") == 1
+
+
+@BOTH_ORDERS
+async def test_a_continue_and_a_follow_up_never_both_happen(world: World, reverse: bool) -> None:
+    parent = await world.halted(thread="t")
+    letter = await world.letter("go on differently", thread="t")
+    moves: list[Callable[[], Awaitable[Any]]] = [
+        lambda: world.desk.continue_(parent, 1, clicker(), Limits(), None, world.worker_id),
+        lambda: world.desk.start(letter, world.new_run(letter, parent_id=parent), world.worker_id),
+    ]
+    outcomes = await world.behind_lock(parent, *(reversed(moves) if reverse else moves))
+    if reverse:
+        assert isinstance(outcomes[0], Fence)
+        assert outcomes[1].run is None
+    else:
+        assert outcomes[0].run is not None
+        assert isinstance(outcomes[1], Conflict)
+    assert await world.value("select count(*) from runs where state = 'running'") == 1
+    assert await world.value("select count(*) from live_threads") == 1
+
+
+async def test_two_continues_of_one_halt_grant_once(world: World) -> None:
+    run_id = await world.halted()
+
+    def go_on() -> Awaitable[Any]:
+        return world.desk.continue_(run_id, 1, clicker(), Limits(), None, world.worker_id)
+
+    first, second = await world.behind_lock(run_id, go_on, go_on)
+    assert first.run is not None
+    assert second.run is None
+    assert await world.value("select continuations from runs") == 1
+
+
+async def test_two_drains_supersede_one_run_once(world: World) -> None:
+    run_id, _ = await world.suspended()
+    one, two = await world.letter("no"), await world.letter("yes but")
+    first, second = await world.behind_lock(
+        run_id,
+        lambda: world.desk.supersede(one, run_id, world.worker_id),
+        lambda: world.desk.supersede(two, run_id, world.worker_id),
+    )
+    assert isinstance(first, Fence)
+    assert isinstance(second, Conflict)
+    assert await world.value("select run_id from inbox where id = $1", two.id) is None
+
+
+async def test_starts_of_one_owner_in_one_thread_leave_one_run(world: World) -> None:
+    first = await world.letter(thread="t")
+    await world.pool.execute("update inbox set leased_until = null")
+    second = first
+    outcomes = await asyncio.gather(
+        world.desk.start(first, world.new_run(first), world.worker_id),
+        world.desk.start(second, world.new_run(second), world.worker_id),
+        return_exceptions=True,
+    )
+    assert sorted(type(outcome).__name__ for outcome in outcomes) == ["Conflict", "Fence"]
+    assert await world.value("select count(*) from runs") == 1
