@@ -77,8 +77,8 @@ class SocketMode:
         if debug is None:
             self._journal.write("socket", what="refused", status=409, reason="ticket")
             return web.Response(status=409, text="ticket spent, expired or unknown")
-        # pings are answered by hand: a silent socket must not pong
-        ws = web.WebSocketResponse(autoping=False, max_msg_size=0)
+        # pings are answered by hand: a silent socket must not pong; a hung client delays a close by 1 s at most
+        ws = web.WebSocketResponse(autoping=False, max_msg_size=0, timeout=1.0)
         await ws.prepare(request)
         if len(self.sockets) >= MAX_SOCKETS:
             await ws.send_json(self._disconnect_frame("too_many_websockets"))

@@ -42,6 +42,10 @@ def select(count: int, **more: Any) -> Json:
     return {"type": "static_select", "action_id": "s", "options": options, **more}
 
 
+def icon(action_id: str) -> Json:
+    return {"type": "icon_button", "icon": "trash", "text": plain(), "action_id": action_id}
+
+
 def confirm(**more: Any) -> Json:
     return {"title": plain(), "text": plain(), "confirm": plain(), "deny": plain(), **more}
 
@@ -67,6 +71,14 @@ BLOCK_LIMITS: list[tuple[str, Callable[[int], list[Json]], int, str]] = [
     ("field text", lambda n: [{"type": "section", "fields": [plain("x" * n)]}], 2000, "/blocks/0/fields/0/text"),
     ("header", lambda n: [{"type": "header", "text": plain("x" * n)}], 150, "/blocks/0/text/text"),
     ("context", lambda n: [{"type": "context", "elements": [plain()] * n}], 10, "/blocks/0/elements"),
+    (
+        "context_actions",
+        lambda n: [{"type": "context_actions", "elements": [icon(f"i{number}") for number in range(n)]}],
+        5,
+        "/blocks/0/elements",
+    ),
+    ("checkboxes", lambda n: [actions(select(n, type="checkboxes"))], 10, "/blocks/0/elements/0/options"),
+    ("overflow", lambda n: [actions(select(n, type="overflow"))], 5, "/blocks/0/elements/0/options"),
     ("actions", lambda n: [actions(*buttons(n))], 25, "/blocks/0/elements"),
     ("button text", lambda n: [actions(button(text=plain("x" * n)))], 75, "/blocks/0/elements/0/text/text"),
     ("button value", lambda n: [actions(button(value="x" * n))], 2000, "/blocks/0/elements/0/value"),

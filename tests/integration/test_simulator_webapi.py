@@ -217,12 +217,19 @@ async def test_faults_are_used_up_in_order_for_their_method(slack: Simulator, cl
         assert limited.value.response["error"] == "ratelimited"
     await client.chat_update(channel=SALES_DESK, ts=posted["ts"], text="x")
     assert await error_of(client.chat_postMessage(channel=SALES_DESK, text="x")) == "fatal_error"
-    slack.faults.add("store_then_error", "chat.postMessage", error="internal_error")
+    assert client.session
+    async with client.session.post(f"{slack.api_url}chat.postMessage", data={}) as response:
+        assert (response.status, response.content_type) == (503, "text/plain")
     before = len(slack.bot_messages(SALES_DESK))
-    slack.faults.clear()
     slack.faults.add("store_then_error", "chat.postMessage", error="fatal_error")
     assert await error_of(client.chat_postMessage(channel=SALES_DESK, text="x")) == "fatal_error"
     assert len(slack.bot_messages(SALES_DESK)) == before + 1
+    slack.faults.add("delay", "chat.postMessage", seconds=30)
+    # its own session: slack_sdk applies `timeout` only to sessions that it opens itself
+    hasty = AsyncWebClient(token=slack.workspace.bot_token, base_url=slack.api_url, retry_handlers=[], timeout=1)
+    with pytest.raises(TimeoutError):
+        await hasty.chat_postMessage(channel=SALES_DESK, text="slow")
+    assert slack.bot_messages(SALES_DESK)[-1]["text"] != "slow"
     with pytest.raises(ValueError, match="unknown fault"):
         slack.faults.add("explode")  # type: ignore[arg-type]
 
