@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import aiohttp
 import pytest
@@ -202,6 +204,25 @@ async def test_foreign_pages_and_names_are_refused(slack: Simulator, session: ai
         async with session.get(path) as response:
             assert response.status == 404, path
     assert slack.messages(SALES_DESK) == []
+
+
+async def test_the_page_and_all_that_it_asks_for_are_served(session: aiohttp.ClientSession) -> None:
+    async with session.get("/") as response:
+        assert (response.status, response.content_type) == (200, "text/html")
+        page = await response.text()
+    wanted = set(re.findall(r'(?:src|href)="(/static/[^"]+)"', page))
+    assert wanted
+    seen: set[str] = set()
+    while wanted - seen:
+        path = (wanted - seen).pop()
+        seen.add(path)
+        async with session.get(path) as response:
+            assert response.status == 200, path
+            text = await response.text()
+        if path.endswith(".js"):
+            assert response.content_type in ("text/javascript", "application/javascript")
+            wanted |= {urljoin(path, name) for name in re.findall(r'(?:from|import)\s+"(\.[^"]+\.js)"', text)}
+    assert len(seen) > 3
 
 
 async def test_journal_faults_clock_and_world_over_http(
