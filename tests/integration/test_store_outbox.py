@@ -1,0 +1,206 @@
+"""The outbox: what is owed, who holds it, what it shows, and the pace that replicas share."""
+
+import asyncio
+from dataclasses import replace
+
+import asyncpg
+import pytest
+
+from core.ports import Alert, Batch, OutboxRow, Outcome, TraceEntry
+from core.run import ActionState
+from core.tools import Approval
+from storage import endings
+from tests.integration.storeworld import World, an_action, an_ask, clicker, result, turn, world_on
+
+
+@pytest.fixture
+def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
+    return world_on(pool)
+
+
+async def _take(world: World, kind: str) -> OutboxRow:
+    (row,) = [row for row in await world.outbox.take(50, 30) if row.kind == kind]
+    return row
+
+
+async def test_cards_and_answers_go_first_and_progress_last(world: World) -> None:
+    await world.halted()
+    await world.suspended()
+    fence = await world.started()
+    await world.worker.answer(fence, Batch(messages=(turn(1, text="hi"),)), 0, "hi")
+    kinds = [row.kind for row in await world.outbox.take(50, 30)]
+    assert kinds == sorted(kinds, key=lambda kind: {"card": 0, "answer": 0, "progress": 2}.get(kind, 1))
+    assert set(kinds) == {"card", "answer", "halt", "progress"}
+    assert await world.outbox.take(50, 30) == []
+    world.pass_time(31)
+    assert len(await world.outbox.take(50, 30)) == len(kinds)
+
+
+async def test_two_deliverers_never_hold_the_same_row(world: World) -> None:
+    for _ in range(10):
+        await world.started()
+    rounds = await asyncio.gather(*(world.outbox.take(4, 30) for _ in range(4)))
+    places = [row.place for rows in rounds for row in rows]
+    assert len(places) == len(set(places)) == 10
+
+
+async def test_a_change_while_a_message_is_on_its_way_is_owed_again(world: World) -> None:
+    _, (ask,) = await world.suspended()
+    row = await _take(world, "card")
+    assert (row.version, await world.outbox.current_version(row)) == (1, 1)
+    await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=True)
+    assert await world.outbox.current_version(row) == 2
+    assert await world.outbox.delivered(row, row.version, "C1", "1.1")
+    again = await _take(world, "card")
+    assert (again.version, again.delivered_version, again.message_ts) == (2, 1, "1.1")
+    assert await world.outbox.delivered(again, 2, "C1", "1.1")
+    assert [row.kind for row in await world.outbox.take(50, 30) if row.kind == "card"] == []
+
+
+async def test_a_lost_lease_changes_nothing(world: World) -> None:
+    await world.started()
+    old = await _take(world, "progress")
+    world.pass_time(31)
+    await _take(world, "progress")
+    before = await world.everything()
+    assert not await world.outbox.delivered(old, 1, "C1", "1.1")
+    assert not await world.outbox.posting(old)
+    assert not await world.outbox.reference(old, "C1", "1.1")
+    assert not await world.outbox.retry(old, "x", 1)
+    assert not await world.outbox.refused(old, "x")
+    assert not await world.outbox.renew(old, 30)
+    assert await world.everything() == before
+
+
+async def test_an_unknown_post_is_remembered_until_it_is_found_or_known_absent(world: World) -> None:
+    await world.started()
+    row = await _take(world, "progress")
+    assert row.posting_age_s is None
+    assert await world.outbox.posting(row)
+    assert await world.outbox.retry(row, "timeout", 10)
+    assert await world.outbox.take(50, 30) == []
+    world.pass_time(12)
+    row = await _take(world, "progress")
+    assert (row.posting_age_s, row.attempts, row.message_ts) == (12.0, 1, None)
+    assert await world.outbox.renew(row, 60)
+    assert await world.outbox.reference(row, "C1", "1.1")
+    world.pass_time(61)
+    row = await _take(world, "progress")
+    assert (row.posting_age_s, row.message_ts) == (None, "1.1")
+    assert await world.outbox.due_links(row.place) == ("C1", "1.1")
+    assert await world.outbox.posting(row)
+    assert await world.outbox.retry(row, "not there", 0, absent=True)
+    assert (await _take(world, "progress")).posting_age_s is None
+
+
+async def test_what_slack_refuses_is_left_alone_and_told_once_until_something_else_is_wanted(world: World) -> None:
+    run_id, (ask,) = await world.suspended()
+    row = await _take(world, "card")
+    assert await world.outbox.refused(row, "is_archived")
+    alert = await _take(world, "alert")
+    assert alert.channel_id == ""
+    content = (await world.outbox.render_inputs(alert)).content
+    assert content["run_id"] == run_id
+    assert "is_archived" in content["text"]
+    assert await world.outbox.refused(alert, "no alert channel")
+    assert await world.value("select count(*) from outbox where kind = 'alert'") == 1
+    world.pass_time(3600)
+    assert "card" not in [row.kind for row in await world.outbox.take(50, 30)]
+    await world.pool.execute("update suspensions set expires_at = opened_at + interval '1 minute'")
+    assert await world.upkeep.expire_due() == 1
+    assert (await _take(world, "card")).ref == ask.id
+
+
+async def test_an_alert_and_a_notice_are_owed_once_whatever_is_retried(world: World) -> None:
+    async with world.pool.acquire() as connection:
+        for text in ("first", "second"):
+            await endings.owe_alert(connection, None, Alert("key", "title", text), world.now)
+    row = await _take(world, "alert")
+    assert (row.version, (await world.outbox.render_inputs(row)).content["text"]) == (1, "first")
+
+
+async def test_a_card_stands_at_every_place_where_it_is_wanted(world: World) -> None:
+    _, (ask,) = await world.suspended()
+    assert await world.outbox.mirror_card(ask.id, "D7")
+    assert not await world.outbox.mirror_card(ask.id, "D7")
+    await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=False)
+    places = await world.places()
+    assert (places[f"card:{ask.id}"], places[f"card:{ask.id}:D7"]) == (2, 2)
+
+
+async def test_a_card_is_rendered_from_its_rows_with_the_older_version_beside_it(world: World) -> None:
+    fence, (old, other) = await world.approved("send", "send")
+    new = an_ask(fence.run_id, old.call, replaces=old.id, policy=Approval(by="anyone", count=2))
+    news = await world.value("select news from runs")
+    await world.worker.suspend(fence, Batch(trace=(TraceEntry("model", {"n": 1}, 5),)), news, [new])
+    await world.desk.decide(new.id, new.token, new.digest, clicker("U4"), approve=True)
+    rows = {row.ref: row for row in await world.outbox.take(50, 30) if row.kind == "card"}
+    inputs = await world.outbox.render_inputs(rows[new.id])
+    assert inputs.run is not None
+    assert inputs.suspension is not None
+    assert inputs.versus is not None
+    assert (inputs.suspension.id, inputs.suspension.votes, inputs.versus.id) == (new.id, ("U4",), old.id)
+    assert {sibling.id for sibling in inputs.siblings} == {old.id, other.id}
+    assert ("model", {"n": 1}, 5) in [(entry.kind, entry.body, entry.ms) for entry in inputs.trace]
+    assert len(inputs.trace) <= 10
+    await world.outbox.delivered(rows[old.id], 9, "C1", "1.1")
+    inputs = await world.outbox.render_inputs(rows[new.id])
+    assert inputs.links == {f"card:{old.id}": ("C1", "1.1")}
+
+
+async def test_a_card_says_when_an_identical_call_succeeded(world: World) -> None:
+    fence, (ask,) = await world.approved(arguments={"quote": "Q-1", "amount": 1.5})
+    action = an_action(fence.run_id, ask.call, ask.arguments, suspension_id=ask.id)
+    await world.worker.intend(fence, Batch(), action)
+    done = Outcome(ask.call, action.arguments_digest, ActionState.SUCCEEDED, '"ok"')
+    await world.worker.conclude(fence, Batch(messages=(result(2, ask.call),)), [done])
+    succeeded = world.now
+    world.pass_time(60)
+    for arguments, expected in (({"amount": 1.5, "quote": "Q-1"}, succeeded), ({"quote": "Q-2"}, None)):
+        _, (again,) = await world.suspended(arguments=arguments)
+        (row,) = [row for row in await world.outbox.take(50, 30) if row.ref == again.id]
+        assert (await world.outbox.render_inputs(row)).identical_success_at == expected
+
+
+async def test_a_halts_card_carries_continue_only_for_its_own_halt(world: World) -> None:
+    run_id = await world.halted()
+    row = await _take(world, "halt")
+    inputs = await world.outbox.render_inputs(row)
+    assert (inputs.continuable, inputs.detail) == (True, "the budget is used up")
+    assert inputs.run is not None
+    await world.desk.continue_(run_id, 1, clicker(), inputs.run.limits, None, None)
+    assert not (await world.outbox.render_inputs(row)).continuable
+
+
+async def test_a_progress_line_is_redrawn_only_when_the_run_went_on(world: World) -> None:
+    fence = await world.started()
+    row = await _take(world, "progress")
+    await world.outbox.delivered(row, 1, "C1", "1.1")
+    await world.worker.step(fence, Batch(steps=1, doing="drafting"))
+    assert await world.outbox.refresh_progress(9, 2) == 0
+    world.pass_time(3)
+    assert await world.outbox.refresh_progress(9, 2) == 1
+    row = await _take(world, "progress")
+    inputs = await world.outbox.render_inputs(row)
+    assert inputs.doing == "drafting"
+    await world.outbox.delivered(row, row.version, "C1", "1.1")
+    world.pass_time(3)
+    assert await world.outbox.refresh_progress(9, 2) == 0
+
+
+async def test_inputs_of_a_message_whose_run_was_removed_are_empty(world: World) -> None:
+    await world.started()
+    row = await _take(world, "progress")
+    inputs = await world.outbox.render_inputs(replace(row, place="nowhere"))
+    assert (inputs.run, inputs.content) == (None, {})
+
+
+async def test_replicas_share_one_pace(world: World) -> None:
+    waits = await asyncio.gather(*(world.outbox.reserve("T1", "C1", "chat.postMessage", 1.0) for _ in range(4)))
+    assert sorted(waits) == [0.0, 1.0, 2.0, 3.0]
+    assert await world.outbox.reserve("T1", "C2", "chat.postMessage", 1.0) == 0.0
+    world.pass_time(10)
+    assert await world.outbox.reserve("T1", "C1", "chat.postMessage", 1.0) == 0.0
+    await world.outbox.back_off("T1", "C1", "chat.postMessage", 30)
+    await world.outbox.back_off("T1", "C1", "chat.postMessage", 5)
+    assert await world.outbox.reserve("T1", "C1", "chat.postMessage", 1.0) == 30.0
