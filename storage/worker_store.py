@@ -14,6 +14,7 @@ from core.errors import ClaimLost, InvariantBroken, NewsArrived
 from core.ports import Alert, Batch, Claimed, Closing, Fence, NewAction, NewSuspension, Outcome, Settlement
 from core.run import HaltReason, RunView
 from storage import endings, sql
+from storage.commits import SharedCommits
 from storage.database import Database, mapped_errors
 from storage.rows import batch_columns, clean, cleaned, encode, encode_arguments, parsed, run_of, suspension_of, view_of
 
@@ -26,6 +27,7 @@ class PgWorkerStore:
 
     def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None, hints: bool = True) -> None:
         self._database = Database(pool, now, hints=hints)
+        self._commits = SharedCommits(pool, self._database.now)
 
     # ---- claims -----------------------------------------------------------------------------------------------------
 
@@ -72,9 +74,8 @@ class PgWorkerStore:
 
     async def step(self, fence: Fence, batch: Batch) -> int:
         """Append *batch* in one statement and one commit; crashes becomes 0. Return the run's news count."""
-        arguments = (fence.run_id, fence.claim_token, *_columns(batch), None, False, self._database.now())
         with mapped_errors():
-            news = await self._database.pool.fetchval(sql.step_run.text, *arguments)
+            news = await self._commits.step(fence, _columns(batch))
         if news is None:
             async with self._database.connection() as connection:
                 raise await _conflict(connection, fence, batch)
