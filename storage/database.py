@@ -31,6 +31,11 @@ ACQUIRE_TIMEOUT_S = 10.0
 _PASSING = ("08", "40", "53", "55", "57", "58")
 
 
+# Every statement of ours finds its rows by keys, so one plan fits all values; planning the step anew each time would
+# cost as much as running it. Settings of a session, so they cannot be given through a transaction pooler.
+_SESSION = {"application_name": "atlas", "plan_cache_mode": "force_generic_plan", "jit": "off"}
+
+
 async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool":
     """Open a pool of up to *size* connections.
 
@@ -46,7 +51,7 @@ async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool"
             command_timeout=STATEMENT_TIMEOUT_S,
             timeout=ACQUIRE_TIMEOUT_S,
             reset=_keep_session,
-            server_settings={} if pooler else {"application_name": "atlas"},
+            server_settings={} if pooler else _SESSION,
         )
 
 

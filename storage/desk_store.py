@@ -218,7 +218,7 @@ class PgDesk:
                 refusal = Refusal.UNKNOWN
             if refusal is not None:
                 return await self._refused(connection, suspension, run, clicker, act, refusal)
-            if not outcome and approve:
+            if not outcome and approve and suspension.policy.count > 1:
                 vote = await sql.record_vote.row(
                     connection, suspension_id=suspension_id, user_id=clicker.id, now=self._database.now()
                 )
@@ -231,11 +231,14 @@ class PgDesk:
                 return await self._settle(
                     connection, suspension, run, clicker, act, SuspensionStatus.APPROVED, reason, worker_id, votes=votes
                 )
+            votes = ()
             if outcome:
                 status = SuspensionStatus.HAPPENED if approve else SuspensionStatus.DID_NOT_HAPPEN
+            elif approve:
+                status, votes = SuspensionStatus.APPROVED, (clicker.id,)
             else:
                 status = SuspensionStatus.DECLINED
-            return await self._settle(connection, suspension, run, clicker, act, status, reason, worker_id)
+            return await self._settle(connection, suspension, run, clicker, act, status, reason, worker_id, votes=votes)
 
     async def edit(
         self, suspension_id: str, token: str, clicker: Clicker, arguments: dict[str, Any], worker_id: str | None = None
@@ -334,10 +337,13 @@ class PgDesk:
             reason=cleaned(reason),
             edited_arguments=edited,
             worker_id=worker_id,
+            act=act,
+            via=clicker.via.value,
+            voting=status is SuspensionStatus.APPROVED,
+            hints=self._database.hints,
             now=now,
         )
         assert row is not None  # both rows are locked and were looked at above
-        await endings.audit(connection, run.id, suspension, act, clicker, now, allowed=True, why=reason or status.value)
         decided, after = suspension_of(parsed(row["suspension"]), votes), run_of(parsed(row["run"]))
         if status is SuspensionStatus.DECLINED:
             text = f"Declined, nothing was done: {endings.title_of(suspension)}." + (
@@ -346,10 +352,8 @@ class PgDesk:
             place = f"notice:{suspension.id}:declined"
             await endings.owe_notice(connection, run, place, text, now, ref=suspension.id, by=clicker.id)
         claimed = None
-        if run.state is RunState.SUSPENDED:
-            claimed = await self._woken(connection, after)
-        else:
-            await self._hint(connection, endings.OUTBOX, run.id)
+        if run.state is RunState.SUSPENDED and after.claim_token is not None:
+            claimed = Fence(after.id, after.claim_token)
         return Decided(None, decided, after, claimed=claimed)
 
     async def _answer_late(

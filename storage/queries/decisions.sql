@@ -35,12 +35,13 @@ with moved as (
 )
 select to_json(moved) as run from moved;
 
--- name: decide_suspension(run_id, suspension_id, status, by, reason, edited_arguments, worker_id, now)
+-- name: decide_suspension(run_id, suspension_id, status, by, reason, edited_arguments, worker_id, act, via, voting, hints, now)
 -- open -> approved, declined, edited, happened or did_not_happen, and the run suspended -> running, claimed for $7 if
--- given. A run that is running already (a sibling executes) only learns that there is news. No row: it is not open,
--- or the run has ended.
+-- given. A run that is running already (a sibling executes) only learns that there is news. One statement, since a
+-- person waits for it: the vote ($10), the audit, the card and the hints ($11) ride along. No row: it is not open, or
+-- the run has ended.
 with decided as (
-    update suspensions set status = $3, decided_at = coalesce($8::timestamptz, now()), decided_by = $4, reason = $5,
+    update suspensions set status = $3, decided_at = coalesce($12::timestamptz, now()), decided_by = $4, reason = $5,
                            edited_arguments = $6::text, edited_by = case when $6::text is null then edited_by else $4 end
     where id = $2 and run_id = $1 and status = 'open'
       and exists (select from runs where id = $1 and state in ('suspended', 'running'))
@@ -51,23 +52,36 @@ with decided as (
         news = news + 1,
         claim_token = case when state = 'suspended' and $7::uuid is not null then gen_random_uuid() else claim_token end,
         claimed_by = case when state = 'suspended' then $7::uuid else claimed_by end,
-        claimable_at = case when state = 'suspended' then coalesce($8::timestamptz, now()) else claimable_at end
+        claimable_at = case when state = 'suspended' then coalesce($12::timestamptz, now()) else claimable_at end
     from decided
     where runs.id = decided.run_id and runs.state in ('suspended', 'running')
     returning runs.*
+), voted as (
+    insert into votes (suspension_id, user_id, at)
+    select id, $4, coalesce($12::timestamptz, now()) from decided where $10::boolean
+    on conflict (suspension_id, user_id) do nothing
 ), carded as (
     update outbox set version = version + 1, attempts = 0, refused_at = null,
-                      next_attempt_at = coalesce($8::timestamptz, now()), updated_at = coalesce($8::timestamptz, now())
+                      next_attempt_at = coalesce($12::timestamptz, now()),
+                      updated_at = coalesce($12::timestamptz, now())
     from decided
     where outbox.run_id = decided.run_id
       and ((outbox.kind = 'card' and outbox.ref = decided.id) or outbox.kind = 'progress')
 ), traced as (
     insert into trace (run_id, at, kind, body)
-    select run_id, coalesce($8::timestamptz, now()), 'suspension.' || status,
+    select run_id, coalesce($12::timestamptz, now()), 'suspension.' || status,
            json_build_object('suspension', id, 'tool', tool, 'by', $4::text, 'reason', $5::text)::text
     from decided
+), audited as (
+    insert into audit (at, run_id, call, suspension_id, tool, digest, act, by, via, allowed, why)
+    select coalesce($12::timestamptz, now()), run_id, call_seq || ':' || call_position, id, tool, digest, $8, $4, $9,
+           true, coalesce($5, status)
+    from decided
 )
-select to_json(moved) as run, to_json(decided) as suspension from moved, decided;
+select to_json(moved) as run, to_json(decided) as suspension,
+       case when $11::boolean then pg_notify('atlas_outbox', moved.id)::text end as outbox_hint,
+       case when $11::boolean and moved.claim_token is null then pg_notify('atlas_work', moved.id)::text end as work_hint
+from moved, decided;
 
 -- name: answer_after_halt(run_id, suspension_id, status, action_state, by, reason, now)
 -- An outcome answered after its run halted on it: the suspension and its action record the answer, nothing starts. No
