@@ -302,7 +302,8 @@ async def test_ready_means_reachable_and_writable(world: World, database: str) -
 
 async def test_a_database_out_of_reach_is_unavailable_and_a_defect_is_not(world: World) -> None:
     with pytest.raises(StoreUnavailable):
-        await open_pool("postgresql://atlas@127.0.0.1:1/atlas")
+        pool = await open_pool("postgresql://atlas@127.0.0.1:1/atlas")
+        await pool.close()
     with pytest.raises(InvariantBroken):
         await world.upkeep.beat("not a uuid")
 
