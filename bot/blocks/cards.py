@@ -123,7 +123,7 @@ def _status(
 
 
 def _short(line: Line) -> Line:
-    return tuple(clip(part, 1_500) if isinstance(part, str) and part.strip() else part for part in line)
+    return tuple(clip(part, 1_500) if isinstance(part, str) and len(part) > 1_500 else part for part in line)
 
 
 def buttons(suspension: Suspension, *, whole: bool) -> list[Block]:

@@ -205,6 +205,16 @@ def test_a_card_of_every_length_holds_slacks_limits_in_every_phase(phase: str, l
     assert all(block["block_id"].startswith("v7.") for block in rendered.blocks)
 
 
+def test_a_settled_card_reads_as_a_sentence() -> None:
+    """The parts of the phase line keep the spaces between them."""
+    changes, _ = PHASES["done"]
+    text, blocks = card(RenderInputs(run_row(), "", "", suspension_row(**changes)), AROUND)
+    assert text.startswith("✅ *Done* · Q-1042 · approved by <@U0MARCUS001> · ")
+    line = next(block for block in blocks if block["type"] == "rich_text")
+    said = "".join(part.get("text", "@") for part in line["elements"][0]["elements"])
+    assert said == "✅ Done · Q-1042 · approved by @"
+
+
 def test_an_open_card_shows_the_whole_artefact_and_its_terms() -> None:
     """Title, fields, lines, totals, who asked, who may approve, expiry, digest and both buttons are there."""
     text, blocks = card(RenderInputs(run_row(), "", "", suspension_row()), AROUND)
