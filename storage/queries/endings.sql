@@ -91,19 +91,6 @@ values ($1, $2, $3, $4, $5, $6, $7, coalesce($8::timestamptz, now()))
 on conflict (place) do nothing
 returning place;
 
--- name: redraw_place(place, now)
--- What a message shows has changed. No row: there is no such message.
-update outbox set version = version + 1, attempts = 0, refused_at = null,
-                  next_attempt_at = coalesce($2::timestamptz, now()), updated_at = coalesce($2::timestamptz, now())
-where place = $1
-returning place;
-
--- name: redraw_cards(run_id, suspension_ids, now)
--- What the cards of these suspensions show has changed, wherever they stand.
-update outbox set version = version + 1, attempts = 0, refused_at = null,
-                  next_attempt_at = coalesce($3::timestamptz, now()), updated_at = coalesce($3::timestamptz, now())
-where run_id = $1 and kind = 'card' and ref = any($2::text[]);
-
 -- name: trace_event(run_id, kind, body, now)
 insert into trace (run_id, at, kind, body) values ($1, coalesce($4::timestamptz, now()), $2, $3);
 
