@@ -25,7 +25,7 @@ with wanted as (
         charge_due = r.charge_due and not w.charges_crash,
         scope = coalesce(w.scope, r.scope),
         scope_resolved_at = case when w.scope is null then r.scope_resolved_at else coalesce($26::timestamptz, now()) end,
-        crashes = 0,
+        crashes = case when w.steps > 0 then 0 else r.crashes end,
         next_seq = r.next_seq + w.count
     from held, wanted w
     where r.id = held.id and w.id = r.id and w.claim_token = r.claim_token and r.state = 'running'

@@ -66,7 +66,7 @@ with moved as (
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
         scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($25::timestamptz, now()) end,
-        crashes = 0,
+        crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
@@ -103,7 +103,7 @@ with moved as (
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
         scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($32::timestamptz, now()) end,
-        crashes = 0,
+        crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
@@ -151,7 +151,7 @@ with moved as (
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
         scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($32::timestamptz, now()) end,
-        crashes = 0,
+        crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
