@@ -26,7 +26,8 @@ EVENT_TYPE = "atlas_message"
 SETTLE_MARGIN_S = 5.0
 # A stalled process must not send what it announced long ago: somebody may have settled it meanwhile.
 STALE_ANNOUNCEMENT_S = 2.0
-LEASE_S = 60.0
+# Long enough for its turn, a request and the margin; a process that dies holding it delays the message by this much.
+LEASE_S = 25.0
 # Slack: about 1 post a second and channel, bursts allowed; chat.update is Tier 3, 50 a minute and workspace.
 POST_EVERY_S, POST_BURST_S = 1.0, 3.0
 UPDATE_EVERY_S, UPDATE_BURST_S = 60 / 50, 6.0

@@ -67,8 +67,11 @@ class SystemNames:
     """Randomness from the operating system."""
 
     def run_id(self) -> str:
-        """Return 8 characters: 40 bits."""
-        return "".join(secrets.choice(ALPHABET) for _ in range(8))
+        """Return 8 characters, a digit among them: without one, "continue whatever" could not be told from a request."""
+        while True:
+            name = "".join(secrets.choice(ALPHABET) for _ in range(8))
+            if any(character.isdigit() for character in name):
+                return name
 
     def token(self, run_id: str) -> str:
         """Return "<run>.<128 bits>"."""
