@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
-GRACE_S = 5.0
+GRACE_S = 3.0
 _SHIELDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
