@@ -1,0 +1,384 @@
+"""A shutdown at every await point, commits whose answer is lost, claims that are lost, news at every move.
+
+After each, a second process works on the same rows to the end: the effect took place once, each call has one result,
+nothing that was spent is forgotten, and no row says what is not so.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from core import Approval, DidNotHappen, Happened
+from core.errors import ClaimLost, NewsArrived, StoreUnavailable
+from core.run import ActionState, RunState, SuspensionStatus
+from core.worker import Worker
+from tests.unit.coreworld import FENCE, Deed, World, a_suspension, asked, assert_valid, call, says, turn, world
+
+ASK = Approval(by="requester")
+PLAN = (says("", call("look"), call()), says("", call("look", id="call_2")), says("Done."))
+MOVES = ("load", "step", "intend", "conclude", "suspend", "answer", "release")
+
+
+class Target:
+    """The outside world: it knows which keys had their effect, so it can be asked. *slow*: waits before and after."""
+
+    def __init__(self, pause: Callable[[str], Any]) -> None:
+        self.done: Counter[str] = Counter()
+        self.pause = pause
+
+    async def execute(self, ctx: Any) -> Any:
+        """Have the effect once per key, as a target that honours keys does not need to: twice would show."""
+        await self.pause("before the effect")
+        self.done[ctx.idempotency_key] += 1
+        await self.pause("after the effect")
+        return {"number": "Q-1"}
+
+    async def reconcile(self, ctx: Any) -> Any:
+        """Tell whether it happened."""
+        await self.pause("reconcile")
+        return Happened(result={"number": "Q-1"}) if self.done[ctx.idempotency_key] else DidNotHappen()
+
+
+class Points:
+    """Every place where something waits, in order; at the *at*-th, *act* is done instead of going on."""
+
+    def __init__(self, at: int, act: Callable[[str], Any]) -> None:
+        self.at = at
+        self.act = act
+        self.passed: list[str] = []
+
+    async def __call__(self, place: str) -> None:
+        """Pass a point."""
+        self.passed.append(place)
+        await asyncio.sleep(0)
+        if len(self.passed) - 1 == self.at:
+            await self.act(place)
+
+
+def scene(points: Points, *, approve: bool) -> tuple[World, Target]:
+    target = Target(points)
+
+    async def think(line: Any) -> Any:
+        await points("model")
+        return line
+
+    lines = [(lambda ctx, line=line: think(line)) for line in PLAN]
+    deed = Deed(execute=target.execute, reconcile=target.reconcile, policy=ASK if approve else None)
+    made = world(*lines, deed=deed)
+
+    async def before(name: str) -> None:
+        await points(f"before {name}")
+
+    async def after(name: str) -> None:
+        await points(f"after {name}")
+
+    made.store.before, made.store.after = before, after
+    return made, target
+
+
+async def to_the_end(made: World) -> None:
+    """Let a next process, and the approver, take the run to its end, without any more trouble."""
+    made.store.before = made.store.after = None
+    for _ in range(20):
+        view = made.store.view
+        if view.run.state in (RunState.ANSWERED, RunState.FAILED, RunState.HALTED):
+            return
+        if view.run.state is RunState.SUSPENDED:
+            made.store.decide()
+        made.store.change(claim_token=FENCE.claim_token)
+        # The clock of the store has gone on: no request can be on its way any more.
+        made.store.view = replace(
+            made.store.view, actions=tuple(replace(a, intended_age_s=1000.0) for a in made.store.view.actions)
+        )
+        await made.go()
+    pytest.fail("the run does not end")
+
+
+def check(made: World, target: Target) -> None:
+    """Check what must hold at the end whatever happened on the way."""
+    view = made.store.view
+    assert view.run.state is RunState.ANSWERED, (made.store.closing, made.store.moves)
+    assert sum(target.done.values()) == 1
+    assert [a.state for a in view.actions] == [ActionState.SUCCEEDED]
+    assert_valid([m.message for m in view.messages])
+    answered = [m.answers for m in view.messages if m.answers is not None]
+    assert len(answered) == len(set(answered)) == 3
+    assert view.run.step == 3
+    assert view.run.tool_calls == 3
+    assert not any(s.status is SuspensionStatus.OPEN for s in view.suspensions)
+
+
+async def count_points(*, approve: bool) -> list[str]:
+    async def nothing(place: str) -> None:
+        return
+
+    points = Points(-1, nothing)
+    made, target = scene(points, approve=approve)
+    await made.go()
+    if approve:
+        made.store.decide()
+        await made.go()
+    check(made, target)
+    return points.passed
+
+
+@pytest.mark.parametrize("approve", [False, True])
+async def test_a_shutdown_at_any_point_gives_the_claim_back_and_forgets_nothing(approve: bool) -> None:
+    """Cancelled wherever anything waits: the claim is free at once, and another process ends the run rightly."""
+    places = await count_points(approve=approve)
+    assert len(places) > 15
+    for at, place in enumerate(places):
+        reached = asyncio.Event()
+
+        async def hold(_: str, reached: asyncio.Event = reached) -> None:
+            reached.set()
+            await asyncio.sleep(0.02)  # a commit under way ends by itself; anything else is cut short here
+
+        made, target = scene(Points(at, hold), approve=approve)
+
+        async def life(made: World = made) -> None:
+            await made.go()
+            if made.run.state is RunState.SUSPENDED:
+                made.store.decide()
+                await made.go()
+
+        task = asyncio.create_task(life())
+        await asyncio.wait_for(reached.wait(), 5)
+        task.cancel()
+        (ended,) = (await asyncio.wait({task}, timeout=5))[0]
+        if not ended.cancelled():
+            ended.result()
+        where = f"{at}: {place}"
+        assert made.run.claim_token is None, where
+        spent = made.run.spend_usd
+        if place == "model":
+            assert spent > 0, where  # what may have been billed is charged
+        asked_again = place == "model"
+        await to_the_end_with(made, asked_again=asked_again)
+        check(made, target)
+        assert made.run.spend_usd >= Decimal("0.03"), where
+        assert made.run.spend_usd <= Decimal("0.04"), where
+
+
+async def to_the_end_with(made: World, *, asked_again: bool) -> None:
+    """Give the model its lost line back, then go on."""
+    if asked_again:
+        made.model.lines.insert(0, PLAN[len(PLAN) - len(made.model.lines) - 1])
+    await to_the_end(made)
+
+
+@pytest.mark.parametrize("approve", [False, True])
+async def test_no_write_that_never_began_is_left_in_doubt_by_a_shutdown(approve: bool) -> None:
+    """Cut short while the intention was being committed: taken back as failed, so nobody has to find out."""
+    reached = asyncio.Event()
+
+    async def hold(place: str) -> None:
+        reached.set()
+        await asyncio.sleep(0.02)
+
+    places = await count_points(approve=approve)
+    made, target = scene(Points(places.index("after intend"), hold), approve=approve)
+
+    async def life() -> None:
+        await made.go()
+        made.store.decide()
+        await made.go()
+
+    task = asyncio.create_task(life())
+    await asyncio.wait_for(reached.wait(), 5)
+    task.cancel()
+    await asyncio.wait({task}, timeout=5)
+    assert [a.state for a in made.store.view.actions] == [ActionState.FAILED]
+    assert sum(target.done.values()) == 0
+
+
+@pytest.mark.parametrize("approve", [False, True])
+@pytest.mark.parametrize("landed", [True, False])
+async def test_a_commit_whose_answer_is_lost_is_neither_repeated_nor_forgotten(landed: bool, approve: bool) -> None:
+    """The connection drops before or after each commit and each read: the run ends as if it had not."""
+    places = await count_points(approve=approve)
+    for at, place in enumerate(places):
+        if place.partition(" ")[0] != ("after" if landed else "before") or place.endswith("claim"):
+            continue
+        if place.endswith("the effect"):
+            continue
+
+        async def drop(_: str) -> None:
+            raise StoreUnavailable("connection lost")
+
+        made, target = scene(Points(at, drop), approve=approve)
+        await made.go()
+        if approve:
+            made.store.decide()
+            await made.go()
+        check(made, target)
+        assert made.run.spend_usd == Decimal("0.03"), place
+        assert made.store.trace.count("model") == 3, place
+
+
+async def test_a_lost_claim_stops_everything_at_the_next_write() -> None:
+    """Whoever lost the claim writes nothing more and starts no effect, wherever it learns of it."""
+    places = await count_points(approve=False)
+    for at, place in enumerate(places):
+        if place.startswith("before ") and not place.endswith(("the effect", "release")):
+            await reaped_at(at, place)
+
+
+async def reaped_at(at: int, place: str) -> None:
+    async def reap(_: str) -> None:
+        made.store.change(claim_token="another")
+        made.store.moves.clear()
+        effects.append(sum(target.done.values()))
+
+    effects: list[int] = []
+    made, target = scene(Points(at, reap), approve=False)
+    await made.go()
+    assert made.store.moves == [], place
+    assert (made.run.state, made.run.claim_token) == (RunState.RUNNING, "another"), place
+    assert effects == [sum(target.done.values())], place
+
+
+async def test_news_at_any_final_move_is_looked_at_before_the_run_rests() -> None:
+    """A message that arrives just before the run would answer or suspend is answered or replaces what was asked."""
+    for move in ("answer", "suspend"):
+        fired: list[str] = []
+        made = world(says("", call()) if move == "suspend" else says("First."), says("Second."), deed=Deed(policy=ASK))
+
+        async def news(name: str, move: str = move, fired: list[str] = fired, made: World = made) -> None:
+            if name == move and not fired:
+                fired.append(name)
+                made.store.write_mail("use 300 instead")
+
+        made.store.before = news
+        await made.go()
+        assert fired == [move]
+        assert (made.run.state, made.store.view.mail, made.store.view.suspensions) == (RunState.ANSWERED, (), ())
+        assert "suspended" not in made.store.trace  # what did not take place is not in the timeline
+        assert made.model.heard[-1][-1].text == "use 300 instead"
+
+
+async def test_a_stop_that_comes_before_the_intention_prevents_the_effect() -> None:
+    """The stop wins over an approved write that was about to be intended; its card is settled."""
+    made = world(messages=[asked(), turn(call())], suspensions=[a_suspension()], deed=Deed(policy=ASK))
+
+    async def stop(name: str) -> None:
+        if name == "intend":
+            made.store.change(stop_requested="U1", news=made.run.news + 1)
+
+    made.store.before = stop
+    await made.go()
+    assert (made.run.state, made.deed.effects, made.store.view.actions) == (RunState.HALTED, 0, ())
+    assert [s.kind for s in made.store.settled] == ["not_executed"]
+
+
+async def test_an_intention_that_took_too_long_is_made_anew_or_taken_back() -> None:
+    """The effect starts within 2 s of its commit, else it is intended anew; a stop meanwhile leaves no doubt behind."""
+    for stopped in (False, True):
+        made = world(says("", call()), says("Done."))
+        slow = [True]
+
+        async def crawl(name: str, made: World = made, slow: list[bool] = slow, stopped: bool = stopped) -> None:
+            if name == "intend" and slow:
+                slow.clear()
+                made.clock.now += 5
+                if stopped:
+                    made.store.change(stop_requested="U1", news=made.run.news + 1)
+
+        made.store.after = crawl
+        await made.go()
+        assert made.store.moves.count("intend") == (1 if stopped else 2)
+        assert made.deed.effects == (0 if stopped else 1)
+        (action,) = made.store.view.actions
+        assert action.state is (ActionState.FAILED if stopped else ActionState.SUCCEEDED)
+
+
+async def test_draining_starts_nothing_new_and_keeps_what_is_done() -> None:
+    """A drain during the first write of three: it is recorded, the other two are left to the next process."""
+    loops: list[Any] = []
+
+    def execute(ctx: Any) -> Any:
+        loops[0].drain()
+        return {"ok": True}
+
+    made = world(says("", *[call(id=str(n)) for n in range(3)]), says("Done."), deed=Deed(execute=execute))
+    loops.append(made.loop())
+    await asyncio.wait_for(loops[0].run(), 5)
+    assert (made.deed.effects, len(made.results()), made.run.claim_token) == (1, 1, None)
+
+
+# ---- the worker ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_claimed_while_the_worker_leaves_is_given_back() -> None:
+    """SIGTERM between the claim's commit and its answer: nothing starts, and the claim is free when drain returns."""
+    made = world(says("Hi."), run={"claim_token": None})
+    worker = Worker("w", made.store, lambda fence: made.loop(), made.clock, poll_s=0.01)
+    claimed = asyncio.Event()
+    let_go = asyncio.Event()
+
+    async def hold(name: str) -> None:
+        if name == "claim":
+            claimed.set()
+            await let_go.wait()
+
+    made.store.after = hold
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(claimed.wait(), 5)
+    leaving = asyncio.create_task(worker.drain())
+    await asyncio.sleep(0)
+    let_go.set()
+    await asyncio.wait_for(leaving, 5)
+    await asyncio.wait_for(running, 5)
+    assert (made.run.claim_token, made.model.heard, worker.busy) == (None, [], 0)
+
+
+async def test_an_effect_in_flight_gets_its_grace_and_the_truth() -> None:
+    """A write that ends within its grace is recorded as done before the claim is given back."""
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def execute(ctx: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return {"ok": True}
+
+    made = world(says("", call()), says("Done."), deed=Deed(execute=execute), run={"claim_token": None})
+    worker = Worker("w", made.store, lambda fence: made.loop(), made.clock, poll_s=0.01)
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(begun.wait(), 5)
+    leaving = asyncio.create_task(worker.drain())
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait_for(asyncio.gather(leaving, running), 5)
+    assert [a.state for a in made.store.view.actions] == [ActionState.SUCCEEDED]
+    assert (made.run.claim_token, made.results()) == (None, ['{"ok": true}'])
+
+
+async def test_an_effect_that_outlasts_its_grace_is_unknown_not_lost() -> None:
+    """Cut short at the end of its grace: marked unknown, no result, the claim given back."""
+    begun = asyncio.Event()
+
+    async def execute(ctx: Any) -> Any:
+        begun.set()
+        await asyncio.Event().wait()
+
+    made = world(says("", call()), deed=Deed(execute=execute), run={"claim_token": None}, timeout_s=0.2)
+    worker = Worker("w", made.store, lambda fence: made.loop(), made.clock, poll_s=0.01)
+    made.agent.tools[0].timeout_s = 30.0
+    running = asyncio.create_task(worker.run())
+    await asyncio.wait_for(begun.wait(), 5)
+    made.agent.tools[0].timeout_s = 0.05  # the grace is the tool's own timeout where that is shorter
+    await asyncio.wait_for(worker.drain(), 5)
+    await asyncio.wait_for(running, 5)
+    assert [a.state for a in made.store.view.actions] == [ActionState.UNKNOWN]
+    assert (made.run.claim_token, made.results()) == (None, [])
+
+
+def test_a_conflict_names_its_run() -> None:
+    """A lost claim and news name their run, so that a log line can."""
+    assert "k7d2m9qa" in str(ClaimLost("k7d2m9qa"))
+    assert "k7d2m9qa" in str(NewsArrived("k7d2m9qa"))
