@@ -19,6 +19,7 @@ class Item(BaseModel):
 
 class Order(Item):
     pieces: int = Field(ge=1, le=100)
+    model_config = {"json_schema_extra": {"examples": [{"item": "desks", "pieces": 2}]}}  # doctor renders it
 
 
 class Price(core.Tool[Item]):
