@@ -73,7 +73,7 @@ class PgWorkerStore:
     # ---- the step path: one statement -------------------------------------------------------------------------------
 
     async def step(self, fence: Fence, batch: Batch) -> int:
-        """Append *batch* in one statement and one commit; a model's message sets crashes to 0. Return the run's news count."""
+        """Append *batch* in one statement, one commit; a model's message sets crashes to 0. Return the news count."""
         with mapped_errors():
             news = await self._commits.step(fence, _columns(batch))
         if news is None:
