@@ -24,6 +24,8 @@ from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, Use
 # The effect starts within this many seconds of sending the commit that intends it; else it is intended anew, so that
 # "did not happen" can be believed after intended_at + timeout + 5 s.
 START_WITHIN_S = 2.0
+# Nobody reads more than this before a click, and every page of it is rendered again at each turn of a page.
+PREVIEW_LIMIT = 300_000
 # Stored scope counts as the one of this very start while it is no older than this.
 JUST_RESOLVED_S = 10.0
 
@@ -251,6 +253,11 @@ class Calls:
             return of_kind(await prepared.tool.preview(prepared.args, ctx), Preview)
 
         preview = await checked(self.holder.clock, "the preview", ask, patience_s)
+        size = len(preview.model_dump_json())
+        if size > PREVIEW_LIMIT:
+            raise ToolFailed(
+                f"what it would do is too large for a person to look at ({size} characters); do it in parts"
+            )
         return preview, digest_of(prepared.tool.name, prepared.tool.version, prepared.arguments, preview)
 
     # -- asking a person --------------------------------------------------------------------------------------

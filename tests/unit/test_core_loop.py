@@ -375,6 +375,15 @@ async def test_a_preview_that_looks_at_the_confirmation_is_compared_alike() -> N
     assert made.deed.effects == 1
 
 
+async def test_a_preview_too_large_for_a_person_is_refused_before_any_card() -> None:
+    """Nobody reads half a megabyte before a click: the model is told to do it in parts, and nobody is asked."""
+    deed = Deed(policy=ASK, preview=Preview(title="Send", text="x" * 500_000))
+    made = world(says("", call()), says("I will split it."), deed=deed)
+    await made.go()
+    assert made.store.view.suspensions == ()
+    assert (made.deed.effects, errors(made)) == (0, ["tool_failed"])
+
+
 async def test_a_deactivated_approver_does_not_count() -> None:
     """Facts about approvers are read again before executing."""
     made = world(messages=APPROVED, suspensions=[a_suspension()], deed=Deed(policy=ASK))
