@@ -8,8 +8,9 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, SecretStr
 
-from core import Approval, DidNotHappen, Happened, Preview, Refused, ToolFailed, Unknown, User
+from core import Approval, DidNotHappen, Happened, Preview, Refused, Scope, ToolFailed, Unknown, User
 from core.conversation import ModelReply
 from core.errors import ModelRefused, ModelUnavailable
 from core.run import ActionState, HaltReason, RunState, SuspensionKind, SuspensionStatus
@@ -538,3 +539,47 @@ async def test_mail_that_comes_while_a_turn_runs(mail: str) -> None:
             RunState.SUSPENDED, SuspensionStatus.OPEN,
         )  # fmt: skip
     assert made.deed.effects == 0
+
+
+@pytest.mark.parametrize(("age_s", "asked_for"), [(1, 0), (60, 1)])
+async def test_reads_use_the_scope_of_the_last_resumption(age_s: int, asked_for: int) -> None:
+    """At the start the scope was resolved a moment ago; after a deploy it is resolved again, once, for all reads."""
+    resolved: list[User] = []
+
+    async def scopes(user: User) -> Scope:
+        resolved.append(user)
+        return Scope()
+
+    made = world(
+        says("Done."), messages=[asked(), turn(call("look", id="a"), call("look", id="b"))], scopes=scopes,
+        run={"step": 1, "scope_resolved_at": EPOCH - timedelta(seconds=age_s)},
+    )  # fmt: skip
+    await made.go()
+    assert (made.run.state, made.look.effects, len(resolved)) == (RunState.ANSWERED, 2, asked_for)
+
+
+async def test_an_argument_model_that_does_not_load_again_equal_is_refused_before_a_card() -> None:
+    """What a person would approve must be what executes: an argument model that changes on reloading is no call."""
+
+    class Odd(BaseModel):
+        n: SecretStr
+
+    made = world(says("", call(n="hidden")), says("Sorry."), deed=Deed(policy=ASK))
+    made.agent.tools[0].arguments_model = Odd
+    await made.go()
+    assert errors(made) == ["invalid_arguments"]
+
+
+async def test_an_alias_in_an_argument_model_survives_the_wait() -> None:
+    """Arguments are stored as they load: a field with an alias executes after an approval as before it."""
+
+    class Aliased(BaseModel):
+        n: int = Field(alias="count")
+
+    made = world(says("", call(count=3)), says("Done."), deed=Deed(execute={"ok": True}, policy=ASK))
+    made.agent.tools[0].arguments_model = Aliased
+    await made.go()
+    assert made.store.view.suspensions[0].arguments == {"count": 3}
+    made.store.decide()
+    await made.go()
+    assert (made.deed.effects, made.run.state) == (1, RunState.ANSWERED)

@@ -330,9 +330,12 @@ async def test_a_run_claimed_while_the_worker_leaves_is_given_back() -> None:
     running = asyncio.create_task(worker.run())
     await asyncio.wait_for(claimed.wait(), 5)
     leaving = asyncio.create_task(worker.drain())
-    await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not leaving.done()
     let_go.set()
     await asyncio.wait_for(leaving, 5)
+    assert made.run.claim_token is None
     await asyncio.wait_for(running, 5)
     assert (made.run.claim_token, made.model.heard, worker.busy) == (None, [], 0)
 
@@ -382,3 +385,18 @@ def test_a_conflict_names_its_run() -> None:
     """A lost claim and news name their run, so that a log line can."""
     assert "k7d2m9qa" in str(ClaimLost("k7d2m9qa"))
     assert "k7d2m9qa" in str(NewsArrived("k7d2m9qa"))
+
+
+async def test_a_charge_whose_answer_is_lost_is_charged_once() -> None:
+    """A commit without a message has no seq that would refuse its repetition: the amounts tell that it took place."""
+    made = world(says(""), says("Hi."))
+    lost: list[str] = []
+
+    async def drop(name: str) -> None:
+        if name == "step" and not lost:
+            lost.append(name)
+            raise StoreUnavailable("connection lost")
+
+    made.store.after = drop
+    await made.go()
+    assert (lost, made.run.state, made.run.spend_usd) == (["step"], RunState.ANSWERED, Decimal("0.02"))
