@@ -67,7 +67,7 @@ class SystemNames:
     """Randomness from the operating system."""
 
     def run_id(self) -> str:
-        """Return 8 characters, a digit among them: without one, "continue whatever" could not be told from a request."""
+        """Return 8 characters, a digit among them: else "continue whatever" could not be told from a request."""
         while True:
             name = "".join(secrets.choice(ALPHABET) for _ in range(8))
             if any(character.isdigit() for character in name):

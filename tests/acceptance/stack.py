@@ -399,7 +399,7 @@ class Stack:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    async def quiet(self, within: float = 30.0) -> None:
+    async def quiet(self, within: float = 50.0) -> None:
         """Wait until nothing is left to do for the bots: no run works, no mail, nothing owed to Slack."""
         sql = """
             select (select count(*) from runs where state = 'running') as running,
