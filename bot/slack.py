@@ -49,7 +49,7 @@ async def identify(client: AsyncWebClient) -> Installation:
         answer = await client.auth_test()
     except (SlackApiError, SlackRequestError, aiohttp.ClientError, TimeoutError) as error:
         failure = read_failure(error)
-        if failure.kind is FailureKind.REFUSED:
+        if failure.kind in (FailureKind.REFUSED, FailureKind.LOCKED_OUT):
             hint = "install the app in the workspace and copy its Bot User OAuth Token (xoxb-…)"
             raise Misconfigured([f"SLACK_BOT_TOKEN is refused by Slack ({failure.error}): {hint}"]) from error
         raise CallFailed(failure) from error

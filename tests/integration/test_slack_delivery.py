@@ -1,4 +1,4 @@
-"""Delivery against the simulated Slack and the real store: one message per place, the newest version, whatever fails."""
+"""Delivery against the simulated Slack and the real store: one message per place, its newest version, in all faults."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -111,7 +111,7 @@ async def test_a_pause_that_slack_asks_for_is_kept_and_nothing_is_lost(on: Stage
     await on.deliver()
     refused = on.slack.journal.last
     await on.deliver()
-    assert not on.slack.journal.find({"kind": "call", "method": "chat.postMessage"}, refused)
+    assert not on.slack.journal.find({"kind": "request", "method": "chat.postMessage"}, refused)
     on.time.advance(25)
     await on.deliver()
     assert len(on.posted(f"card:{suspension_id}")) == 1
@@ -181,10 +181,10 @@ async def test_what_slack_refuses_for_good_is_given_up_with_one_alert(pool: "asy
         assert (await on.row(f"card:{suspension_id}"))["refused_at"] is not None
         alerts = [m for m in on.slack.bot_messages(ATLAS_OPS) if "is_archived" in seen(m)]
         assert any("card" in seen(m) for m in alerts)
-        calls = len(on.slack.journal.find({"kind": "call", "method": "chat.postMessage"}))
+        calls = len(on.slack.journal.find({"kind": "request", "method": "chat.postMessage"}))
         on.time.advance(100)
         await on.deliver()
-        assert len(on.slack.journal.find({"kind": "call", "method": "chat.postMessage"})) == calls
+        assert len(on.slack.journal.find({"kind": "request", "method": "chat.postMessage"})) == calls
 
 
 async def test_alerts_without_a_channel_end_in_the_log(on: Stage, caplog: pytest.LogCaptureFixture) -> None:
