@@ -245,6 +245,10 @@ class WorkerStore(Protocol):
         """Claim that very run, if it is running and unclaimed."""
         ...
 
+    async def claims_of(self, worker_id: str) -> list[Fence]:
+        """List the claims that this worker holds, to find those whose answer was lost."""
+        ...
+
     async def to_be_alone(self, limit: int) -> list[str]:
         """List unclaimed running runs for a process of their own (crashes >= 2 or recovery_attempts >= 3)."""
         ...

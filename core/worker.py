@@ -19,6 +19,7 @@ log = logging.getLogger("atlas.worker")
 # How long an effect in flight may still take at a clean shutdown.
 EFFECT_GRACE_S = 5.0
 ALONE_AT_ONCE = 2
+LOOK_EVERY_S = 2.0
 
 
 @dataclass(slots=True)
@@ -60,6 +61,8 @@ class Worker:
         self._children: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._claiming = asyncio.Lock()
+        self._next_look = 0.0
+        self._unknown: set[str] = set()
 
     # -- Room, for the engine ---------------------------------------------------------------------------------
 
@@ -68,7 +71,9 @@ class Worker:
         return self.worker_id if not self.draining and len(self._carried) < self.capacity else None
 
     def adopt(self, fence: Fence) -> None:
-        """Work on a run that was claimed for this worker."""
+        """Work on a run that was claimed for this worker; a claim that it works on already is left alone."""
+        if fence.claim_token in self._carried:
+            return
         task = asyncio.create_task(self._work(fence), name=f"run-{fence.run_id}")
         self._carried[fence.claim_token] = _Carried(fence, task)
 
@@ -95,6 +100,7 @@ class Worker:
             try:
                 found = await self._claim()
                 await self._claim_for_children()
+                await self._look_for_strays()
             except StoreUnavailable:
                 found = 0
             if not found:
@@ -118,6 +124,24 @@ class Worker:
             for each in claimed:
                 self.adopt(each.fence)
         return len(claimed)
+
+    async def _look_for_strays(self) -> None:
+        """Adopt claims of this worker that nobody here works on.
+
+        A commit that claimed a run for us may have taken place although its answer was lost (a cut connection, a
+        click that took too long). This process beats, so no lease would ever lapse: it has to look itself. Only what
+        is seen in two looks in a row is a stray; an answer that is just arriving is not.
+        """
+        now = self.clock.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + LOOK_EVERY_S
+        held = {fence.claim_token: fence for fence in await self.store.claims_of(self.worker_id)}
+        unknown = {token for token in held if token not in self._carried}
+        for token in unknown & self._unknown:
+            log.warning("run %s: its claim's answer was lost; it goes on here", held[token].run_id)
+            self.adopt(held[token])
+        self._unknown = unknown
 
     async def _claim_for_children(self) -> None:
         room = ALONE_AT_ONCE - len(self._children)
@@ -161,7 +185,7 @@ class Worker:
         try:
             await self.store.release(fence)
         except (ClaimLost, StoreUnavailable):
-            log.info("run %s: not released, its lease will lapse", fence.run_id)
+            log.info("run %s: not released; the next look, or the lapse of the lease, takes it up", fence.run_id)
 
     # -- leaving ----------------------------------------------------------------------------------------------
 

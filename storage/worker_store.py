@@ -45,6 +45,12 @@ class PgWorkerStore:
             row = await sql.claim_run.value(connection, worker_id=worker_id, run_id=run_id, now=self._database.now())
         return None if row is None else _claimed(row)
 
+    async def claims_of(self, worker_id: str) -> list[Fence]:
+        """List the claims that this worker holds."""
+        async with self._database.connection() as connection:
+            rows = await sql.list_claims.rows(connection, worker_id=worker_id)
+        return [Fence(row["id"], str(row["claim_token"])) for row in rows]
+
     async def to_be_alone(self, limit: int) -> list[str]:
         """List unclaimed running runs that only a process of their own may claim."""
         async with self._database.connection() as connection:

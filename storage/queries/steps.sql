@@ -39,6 +39,10 @@ with claimed as (
 )
 select to_json(claimed) as run from claimed;
 
+-- name: list_claims(worker_id)
+-- What a worker holds, whether or not it knows.
+select id, claim_token from runs where claimed_by = $1;
+
 -- name: list_runs_to_be_alone(room)
 -- Unclaimed runs that only a process of their own may claim, longest waiting first.
 select id from runs
