@@ -6,7 +6,7 @@ start.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
 from aiohttp import web
@@ -87,10 +87,10 @@ def build_app(
     return app
 
 
-def events_route(app: AsyncApp) -> Callable[[web.Request], "web.StreamResponse"]:
+def events_route(app: AsyncApp) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """Return the aiohttp handler for Slack's requests in HTTP mode; Bolt verifies signature and age first."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         return await to_aiohttp_response(await app.async_dispatch(await to_bolt_request(request)))
 
-    return handle  # type: ignore[return-value]
+    return handle
