@@ -24,6 +24,9 @@ from bot.lines import Block, Bold, Code, Line, Link, When, Who, clip, mrkdwn, pl
 from core.ports import RenderInputs
 from core.run import HaltReason, Run, RunState, Suspension, SuspensionKind, SuspensionStatus
 
+# The note of a changed card; its first line says so already.
+_SAID_BY_VERSUS = "it changed while it was waiting"
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -116,7 +119,7 @@ def _status(
         blocks.append(
             rich_line((Bold("This changed while it was waiting"), ", so it is asked again. Please look anew."))
         )
-    if suspension.note:
+    if suspension.note and not (inputs.versus and suspension.note == _SAID_BY_VERSUS):
         blocks.append(rich_line((clip(visible(suspension.note), 1_000),)))
     question = "Did it happen" if suspension.kind is SuspensionKind.OUTCOME else "Waiting for approval"
     return mrkdwn((f"✋ {question}: {title} · asked by ", Who(suspension.asked_by)))

@@ -161,7 +161,7 @@ class Panel:
                 _button("send_fails", "Let it fail", disabled=world.fault("fail", SEND)),
                 _button("send_answer_lost", "Do it, lose the answer", "Atlas asks the CRM whether it happened.",
                         disabled=world.fault("answer_lost", SEND)),
-                _button("calm", "Everything back to normal"),
+                _button("calm", "Back to normal", "Faults, hold, discount and role."),
             ),
         ]  # fmt: skip
 
@@ -175,12 +175,12 @@ class Panel:
             _button("kill", "Kill it now (SIGKILL)", f"Now: {state}.", danger=True, disabled=not alive),
             _button(
                 "kill_after_commit",
-                "Armed: dies after the next send" if armed else "Kill it right after the CRM has sent",
-                "Before it can store the answer. The quote still goes out once.",
+                "Armed: dies after the next send" if armed else "Kill it after the next send",
+                "Before it can store that it was sent. It still goes out once.",
                 danger=True,
                 disabled=armed or not alive,
             ),
-            _button("deploy", "Deploy (SIGTERM, then a new one)", disabled=not first.up),
+            _button("deploy", "Deploy a new one (SIGTERM)", disabled=not first.up),
             _button("start", "Start it now", disabled=first.up),
             _toggle("returns", f"It comes back by itself after {first.comeback_s:g} s", first.returns),
             _toggle("second", "A second Atlas beside it", second.wanted, "Both share the work and the database."),

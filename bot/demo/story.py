@@ -231,6 +231,7 @@ class Story:
         await drafted.thread.acked(await drafted.thread.press(expired, "continue", MARCUS))
         await drafted.thread.shows("Nothing was continued", person=MARCUS, after=drafted.card["ts"])
         await drafted.thread.acked(await drafted.thread.press(expired, "continue"))
+        await drafted.thread.loses(drafted.card, "continue")
         again = await self._drafted(drafted.thread, "Ironwood Cranes (4507)", after=drafted.card["ts"])
         _expect(again.quote == drafted.quote, f"another quote: {again.quote}")
         await self._approve(again)

@@ -180,6 +180,14 @@ class Thread:
             raise Off("the message is gone")
         return found
 
+    async def loses(self, message: Json, action: str) -> Json:
+        """Wait until the message has no such button. Raises: Off."""
+
+        def found(state: Json) -> Json | None:
+            return next((_without(m, action) for m in self.of(state) if m["ts"] == message["ts"]), None)
+
+        return await self.workspace.until(self.owner, found, f"the button {action!r} to go")
+
     async def becomes(self, message: Json, *words: str, within_s: float = 12.0) -> Json:
         """Wait until the message has all *words*. Raises: Off."""
 
@@ -192,6 +200,10 @@ class Thread:
         except Off as off:
             reads = text_of(await self.now(message)).replace("\n", " · ")
             raise Off(f"{off}; it reads:\n{reads[:300]}") from None
+
+
+def _without(message: Json, action: str) -> Json | None:
+    return message if button_of(message, action) is None else None
 
 
 def has(message: Json, words: tuple[str, ...]) -> bool:

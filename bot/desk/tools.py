@@ -240,7 +240,7 @@ class SendQuote(_Write[SendQuoteArgs]):
                 {
                     "SKU": line["sku"],
                     "Item": line["name"],
-                    "Quantity": f"{line['quantity']:,}",
+                    "Qty": f"{line['quantity']:,}",
                     "Unit price": money(line["unit_price"], currency),
                     "Amount": money(line["amount"], currency),
                 }
@@ -248,7 +248,7 @@ class SendQuote(_Write[SendQuoteArgs]):
             ],
             totals={
                 "Subtotal": money(quote["subtotal"], currency),
-                f"Discount {quote['discount_percent']} %": f"-{money(quote['discount'], currency)}",
+                "Discount": f"-{money(quote['discount'], currency)}",
                 "Total": money(quote["total"], currency),
             },
         )

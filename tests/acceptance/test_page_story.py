@@ -48,7 +48,7 @@ async def page_of(running: Demo) -> AsyncIterator[Opener]:
             context = await browser.new_context(
                 viewport={"width": size[0], "height": size[1]},
                 color_scheme="dark" if dark else "light",
-                device_scale_factor=2,
+                device_scale_factor=1.5,
                 reduced_motion="reduce",
             )
             context.set_default_timeout(SLOW_MS)
@@ -123,6 +123,7 @@ class Visit:
         if directory:
             path.parent.mkdir(parents=True, exist_ok=True)
             await self.page.mouse.move(2, 2)
+            await self.page.evaluate("document.querySelector('#toasts').replaceChildren()")
             await (of or self.page).screenshot(path=path, animations="disabled", caret="hide")
 
 
@@ -130,6 +131,7 @@ async def test_the_story_is_playable_in_the_page(page_of: Opener) -> None:
     rita = Visit(await page_of(RITA))
 
     # Asked, approved, answered.
+    await rita.world(shown=False)
     await rita.ask("@Atlas draft and send a quote for Henderson, 200 of SKU-4411")
     card = await rita.card()
     await rita.reads(card, "Henderson Manufacturing (4471)", "8,730.00 USD", "Waiting for @Rita Reyes")
@@ -151,6 +153,7 @@ async def test_the_story_is_playable_in_the_page(page_of: Opener) -> None:
     await rita.reads(card, "Declined", "They want delivery in May first")
     await rita.answered("was not sent")
     await rita.picture("declined")
+    await rita.picture("declined-card", card)
 
     # The discount changes while a card waits: the same panel that people use.
     await rita.ask("@Atlas draft and send a quote for Kestrel Aerospace, 50 of SKU-4440")
@@ -158,7 +161,9 @@ async def test_the_story_is_playable_in_the_page(page_of: Opener) -> None:
     await rita.world(shown=True)
     await rita.page.get_by_test_id("control-discount").select_option("12")
     await expect(rita.page.get_by_test_id("panel-log")).to_contain_text("discount is 12 %")
+    await rita.page.set_viewport_size({"width": WIDE[0], "height": 1640})
     await rita.picture("world")
+    await rita.page.set_viewport_size({"width": WIDE[0], "height": WIDE[1]})
     await rita.world(shown=False)
     await rita.press(card, "approve")
     await rita.reads(card, "Replaced by a newer version")
@@ -175,9 +180,12 @@ async def test_the_story_is_playable_in_the_page(page_of: Opener) -> None:
     await rita.page.get_by_role("button", name="Let it expire in 5 s").click()
     await rita.reads(card, "Expired", "nothing was done")
     await rita.world(shown=False)
+    await rita.thread.last.scroll_into_view_if_needed()
     await rita.picture("halted")
+    await rita.picture("expired-card", card)
     marcus = Visit(await page_of(MARCUS, rita.page.url.partition(f"{RITA}/")[2]))
     theirs = marcus.thread.filter(has=marcus.page.get_by_test_id("action-continue")).last
+    await marcus.world(shown=False)
     await marcus.press(theirs, "continue")
     await expect(marcus.page.locator("#replies .message.ephemeral")).to_contain_text("Nothing was continued")
     await marcus.picture("not-yours")
@@ -190,10 +198,12 @@ async def test_the_story_is_playable_in_the_page(page_of: Opener) -> None:
     await rita.reads(await narrow.card(), "Ironwood Cranes (4507)")
     await narrow.picture("narrow")
     night = Visit(await page_of(RITA, rita.page.url.partition(f"{RITA}/")[2], dark=True))
+    await night.world(shown=False)
     await night.card()
     await night.picture("dark")
     home = Visit(await page_of(RITA, "home"))
     await expect(home.page.get_by_test_id("home")).to_contain_text("Ironwood Cranes", timeout=SLOW_MS)
+    await home.world(shown=False)
     await home.picture("home")
     await home.page.get_by_test_id("home").get_by_test_id("action-approve").first.click()
     await rita.reads(again, "Done")

@@ -131,12 +131,12 @@ async def test_the_preview_shows_customer_recipient_lines_discount_and_total(des
         {
             "SKU": "SKU-4411",
             "Item": "Hydraulic coupling 1/2 in",
-            "Quantity": "200",
+            "Qty": "200",
             "Unit price": "48.50 USD",
             "Amount": "9,700.00 USD",
         }
     ]
-    assert preview.totals == {"Subtotal": "9,700.00 USD", "Discount 10 %": "-970.00 USD", "Total": "8,730.00 USD"}
+    assert preview.totals == {"Subtotal": "9,700.00 USD", "Discount": "-970.00 USD", "Total": "8,730.00 USD"}
 
 
 async def test_the_digest_stays_while_nothing_changes_and_moves_with_the_discount_and_a_send(desk: Desk) -> None:
