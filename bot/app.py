@@ -21,6 +21,8 @@ from core.engine import Engine
 from core.ports import Inbox
 
 BOLT_LOG = logging.getLogger("atlas.bolt")
+# Bolt finds SLACK_BOT_TOKEN in the environment and warns at each start that it will not use it: so it is meant.
+BOLT_LOG.addFilter(lambda record: not record.getMessage().startswith("As you gave `client`"))
 
 
 def _nothing() -> None:

@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Misconfigured as error:
         print(f"atlas {options.command}: cannot start:", file=sys.stderr)
         for problem in error.problems:
-            print(f"  - {problem}", file=sys.stderr)
+            indented = problem.replace("\n", "\n    ")  # an agent's own module may raise several lines
+            print(f"  - {indented}", file=sys.stderr)
         return 2
     except StoreUnavailable as error:
         print(f"atlas {options.command}: the database cannot be reached: {error}", file=sys.stderr)
