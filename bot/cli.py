@@ -22,6 +22,7 @@ from core.approvals import Refusal, Via
 from core.engine import Actor
 from core.errors import AtlasError, Misconfigured, StoreUnavailable
 
+ALONE = "work-alone"
 Handler = Callable[[argparse.Namespace], Awaitable[int]]
 
 REFUSALS: dict[Refusal, str] = {
@@ -38,7 +39,9 @@ REFUSALS: dict[Refusal, str] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
-    options = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    # The child that carries one run is started by a worker, never by a person: it is no command of the surface.
+    options = _alone_parser().parse_args(given) if given[:1] == [ALONE] else _parser().parse_args(given)
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
@@ -271,7 +274,12 @@ def _parser() -> argparse.ArgumentParser:
     continued.add_argument("--reason", required=True, help="why, for the record")
     stopped = add("stop", stop, "stop a run")
     stopped.add_argument("run", metavar="RUN")
-    alone = commands.add_parser("work-alone")
-    alone.set_defaults(handler=work_alone)
-    alone.add_argument("run", metavar="RUN")
+    return parser
+
+
+def _alone_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="atlas")
+    parser.add_argument("command")
+    parser.add_argument("run")
+    parser.set_defaults(handler=work_alone, verbose=False)
     return parser

@@ -176,8 +176,15 @@ async def database_report(settings: Settings) -> list[tuple[str, bool, str]]:
 async def known_calls(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the newest stored arguments of each tool that waits for somebody; empty when none can be read."""
     try:
-        async with stores(settings, size=1) as opened:
-            return {s.tool: s.arguments for s, _ in await opened.desk.pending()}
+        async with database(settings) as dsn:
+            pool = await open_pool(dsn, pooler=settings.behind_pooler, size=1)
+            try:
+                async with pool.acquire() as connection:
+                    if await pending(connection):
+                        return {}  # whoever only looks changes no schema
+                return {s.tool: s.arguments for s, _ in await PgDesk(pool).pending()}
+            finally:
+                pool.terminate()
     except (StoreUnavailable, Misconfigured):
         return {}
 
