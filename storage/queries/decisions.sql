@@ -186,6 +186,10 @@ with moved as (
                       next_attempt_at = coalesce($9::timestamptz, now()), updated_at = coalesce($9::timestamptz, now())
     from moved
     where outbox.run_id = moved.id
-      and (outbox.kind = 'progress' or (outbox.kind = 'halt' and outbox.ref = $2::integer::text))
+      and (outbox.kind = 'progress' or (outbox.kind = 'halt' and outbox.ref = $2::integer::text)
+           -- an expired card offers to ask again only while its run is halted
+           or (outbox.kind = 'card' and exists (select from suspensions s
+                                                where s.run_id = moved.id and s.id = outbox.ref
+                                                  and s.status = 'expired')))
 )
 select to_json(moved) as run from moved;
