@@ -53,6 +53,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("help", "this text"),
 )
 EXAMPLES_WITHOUT_AGENT = ("What can you do?",)
+NOT_EDITABLE = "This request cannot be edited in a form. Decline it, with a reason, or write what should be different."
 NOT_FOUND = "There is no such run among yours. /atlas runs lists them."
 FORM_TOO_LATE = "Slack did not open the form in time, so nothing was done. Please press the button again."
 BUTTON_UNREADABLE = (

@@ -139,11 +139,11 @@ def buttons(suspension: Suspension, *, whole: bool) -> list[Block]:
         ]
     decline = button("decline", "Decline", value, "danger")
     if not whole:
-        return [button("details", "Details", value, "primary"), decline]
+        return [button("details", "Details", value, "primary"), decline, button("edit", "Edit", value)]
     confirm = None
     if suspension.policy.severity == "high":
         confirm = confirm_dialog(preview_of(suspension).title)
-    return [button("approve", "Approve", value, "primary", confirm), decline]
+    return [button("approve", "Approve", value, "primary", confirm), decline, button("edit", "Edit", value)]
 
 
 def confirm_dialog(title: str) -> Block:

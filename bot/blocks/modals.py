@@ -21,9 +21,9 @@ def _modal(title: str, blocks: list[Block], *, close: str = "Close") -> Block:
     return {"type": "modal", "title": plain_text(title, 24), "close": plain_text(close, 24), "blocks": blocks}
 
 
-def loading() -> Block:
+def loading(title: str = "Details") -> Block:
     """Return what stands in a modal until its content is read; opened before any database work."""
-    return _modal("Details", [rich_line(("One moment…",))])
+    return _modal(title, [rich_line(("One moment…",))])
 
 
 def decline_form(press: str) -> Block:

@@ -11,6 +11,7 @@ from slack_bolt.async_app import AsyncApp
 from slack_bolt.kwargs_injection.async_args import AsyncArgs
 
 from bot import texts
+from bot.blocks.edit_form import can_be_edited, edit_form
 from bot.blocks.modals import decline_form, details, loading, told
 from bot.listeners.events import draw_home
 from bot.listeners.service import NotCommitted, Press, Service, actor_of, read_press, whisper
@@ -87,6 +88,21 @@ def register(app: AsyncApp, service: Service) -> None:
             log.warning("the details could not be shown: %s", read_failure(error).error)
 
     @service.listener
+    async def edit(args: AsyncArgs) -> None:
+        press = _press(args)
+        await args.ack()
+        if press is None or not press.suspension_id:
+            await whisper(args, (texts.BUTTON_UNREADABLE,))
+            return
+        try:
+            opened = await args.client.views_open(trigger_id=args.body["trigger_id"], view=loading("Edit"))
+            view = await edit_page(service, args, press)
+            await args.client.views_update(view_id=opened["view"]["id"], view=view)
+        except CALL_ERRORS as error:
+            log.info("the edit form did not open: %s", read_failure(error).error)
+            await whisper(args, (texts.FORM_TOO_LATE,))
+
+    @service.listener
     async def go_on(args: AsyncArgs) -> None:
         press = _press(args)
         if press is None or not press.run_id or press.halt_number is None:
@@ -132,6 +148,7 @@ def register(app: AsyncApp, service: Service) -> None:
     app.action("did_not_happen")(did_not_happen)
     app.action("decline")(decline)
     app.action("details")(show_details)
+    app.action("edit")(edit)
     app.action("continue")(go_on)
     app.action("stop")(stop)
     app.action(re.compile(r"link\b.*"))(link)
@@ -174,6 +191,29 @@ async def page_of(service: Service, args: AsyncArgs, press: Press, page: int) ->
     if late is not None:
         return told(service.refusal(late))
     return details(suspension, versus, run, press.raw, page)
+
+
+async def edit_page(service: Service, args: AsyncArgs, press: Press) -> dict[str, object]:
+    """Return the form that edits what *press* names, or why there is none. Submitting it is judged, not opening it."""
+    try:
+        async with service.committing():
+            found = await service.engine.desk.suspension(press.suspension_id)
+    except NotCommitted as error:
+        log.warning("editing %s: %s", press.suspension_id, error)
+        return told(("Atlas could not read the request just now. Please press Edit again.",))
+    if found is None or found[1].team_id != actor_of(args.body, Via.BUTTON).team_id:
+        return told(service.refusal(Decided(Refusal.UNKNOWN, None, None)))
+    suspension, run, expired = found
+    if suspension.status is not SuspensionStatus.OPEN:
+        replaced = suspension.status is SuspensionStatus.REPLACED
+        return told(service.refusal(Decided(Refusal.REPLACED if replaced else Refusal.DECIDED, suspension, run)))
+    late = _late(suspension, run, press, expired=expired)
+    if late is not None:
+        return told(service.refusal(late))
+    tool = service.engine.agent.tool(suspension.tool)
+    if tool is None or not can_be_edited(suspension, tool.arguments_model):
+        return told((texts.NOT_EDITABLE,))
+    return edit_form(suspension, tool.arguments_model, press.raw)
 
 
 def _late(suspension: Suspension, run: Run, press: Press, *, expired: bool) -> Decided | None:

@@ -10,6 +10,7 @@ from slack_bolt.async_app import AsyncApp
 from slack_bolt.kwargs_injection.async_args import AsyncArgs
 
 from bot import texts
+from bot.blocks.edit_form import EDIT, read_form
 from bot.blocks.modals import DECLINE, DETAILS_APPROVE, DETAILS_NEXT, REASON_BLOCK, REASON_INPUT, REASON_LIMIT, told
 from bot.listeners.actions import page_of
 from bot.listeners.service import Service, actor_of, read_press
@@ -48,6 +49,32 @@ def register(app: AsyncApp, service: Service) -> None:
         await decide(args, approve=True)
 
     @service.listener
+    async def edited(args: AsyncArgs) -> None:
+        view = args.body["view"]
+        press = read_press(view.get("private_metadata"))
+        if press is None or not press.suspension_id:
+            await args.ack(response_action="update", view=told((texts.BUTTON_UNREADABLE,)))
+            return
+        async with service.committing():
+            found = await service.engine.desk.suspension(press.suspension_id)
+            tool = service.engine.agent.tool(found[0].tool) if found else None
+            if found is None or tool is None:
+                await args.ack(response_action="update", view=told((texts.NOT_EDITABLE,)))
+                return
+            arguments, errors = read_form(view, tool.arguments_model, found[0].arguments)
+            if errors:
+                await args.ack(response_action="errors", errors=errors)
+                return
+            decided = await service.engine.edit(
+                actor_of(args.body, Via.MODAL), press.suspension_id, press.token, arguments
+            )
+        if decided.refusal is not None:
+            await args.ack(response_action="update", view=told(service.refusal(decided)))
+        else:
+            await args.ack(response_action="clear")
+        service.moved()
+
+    @service.listener
     async def next_page(args: AsyncArgs) -> None:
         press = read_press(args.body["view"].get("private_metadata"))
         if press is None:
@@ -58,6 +85,7 @@ def register(app: AsyncApp, service: Service) -> None:
     app.view(DECLINE)(declined)
     app.view(DETAILS_APPROVE)(approved)
     app.view(DETAILS_NEXT)(next_page)
+    app.view(EDIT)(edited)
 
 
 def _reason(view: dict[str, Any]) -> str | None:

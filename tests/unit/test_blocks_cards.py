@@ -225,7 +225,7 @@ def test_an_open_card_shows_the_whole_artefact_and_its_terms() -> None:
     assert "Waiting for <@U0RITA00001>" in seen
     assert f"<!date^{int((NOON + timedelta(minutes=30)).timestamp())}^{{time}}|12:30 UTC>" in seen
     assert suspension_row().digest[:8] in seen
-    assert action_ids(blocks) == ["approve", "decline"]
+    assert action_ids(blocks) == ["approve", "decline", "edit"]
     press = json.loads(next(b for b in blocks if b["type"] == "actions")["elements"][0]["value"])
     assert press == {"s": "k7d2m9qa.s1", "t": suspension_row().token, "d": suspension_row().digest}
     assert "Send quote Q-1042" in text
@@ -257,7 +257,7 @@ def test_strangers_text_is_never_live() -> None:
 def test_what_does_not_fit_has_no_approve_on_the_card(length: str) -> None:
     """A cut-off artefact cannot be approved: Details and Decline only, and the card says what is missing."""
     _, blocks = card(RenderInputs(run_row(), "", "", suspension_row(PREVIEWS[length])), AROUND)
-    assert action_ids(blocks) == ["details", "decline"]
+    assert action_ids(blocks) == ["details", "decline", "edit"]
     assert "Too long for a card" in shown(blocks)
 
 
@@ -316,7 +316,7 @@ def test_a_changed_card_shows_old_and_new_of_each_changed_field() -> None:
     assert "0 %" in seen
     assert old.digest[:8] in seen
     assert new.digest[:8] in seen
-    assert action_ids(blocks) == ["approve", "decline"]
+    assert action_ids(blocks) == ["approve", "decline", "edit"]
 
 
 def test_a_change_of_the_arguments_alone_is_shown_too() -> None:
