@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from slack_sdk.web.async_client import AsyncWebClient
 
@@ -18,6 +18,7 @@ from bot.blocks import Rendered, Surroundings, render
 from bot.slack import CALL_ERRORS, REQUEST_TIMEOUT_S, Failure, FailureKind, Installation, read_failure
 from core.errors import StoreUnavailable
 from core.ports import Clock, Outbox, OutboxRow
+from core.run import SuspensionStatus
 
 log = logging.getLogger("atlas.delivery")
 
@@ -46,6 +47,15 @@ TOO_MUCH = frozenset(
     {"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "invalid_attachments"}
 )
 
+
+class Ledger(Outbox, Protocol):
+    """The outbox, and the same card at one more place."""
+
+    async def mirror_card(self, suspension_id: str, channel_id: str, thread_ts: str | None = None) -> bool:
+        """Owe the same card at one more place; False: it is owed there already."""
+        ...
+
+
 GroupIds = Callable[[], dict[str, str]]
 
 
@@ -58,7 +68,7 @@ class Delivery:
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: Ledger,
         client: AsyncWebClient,
         installation: Installation,
         clock: Clock,
@@ -333,4 +343,21 @@ class Delivery:
 
     async def _refuse(self, row: OutboxRow, error: str) -> None:
         log.error("%s: Slack refuses it for good (%s)", row.place, error)
+        if row.kind == "card" and row.place == f"card:{row.ref}":
+            await self._to_direct_messages(row)
         await self.outbox.refused(row, error)
+
+    async def _to_direct_messages(self, row: OutboxRow) -> None:
+        """Owe a card that its thread cannot show in the direct messages of those who may decide."""
+        inputs = await self.outbox.render_inputs(row)
+        suspension, run = inputs.suspension, inputs.run
+        if suspension is None or run is None or suspension.status is not SuspensionStatus.OPEN:
+            return
+        named = suspension.policy.by if isinstance(suspension.policy.by, tuple) else ()
+        for user_id in dict.fromkeys([*named, run.owner.user_id]):
+            try:
+                opened = await self.client.conversations_open(users=user_id)
+            except CALL_ERRORS as error:
+                log.warning("%s: no direct messages with %s (%s)", row.place, user_id, read_failure(error).error)
+                continue
+            await self.outbox.mirror_card(suspension.id, str(opened["channel"]["id"]))

@@ -7,9 +7,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from bot.simulator.workspace import ATLAS_OPS, RITA
+from bot.simulator.workspace import ATLAS_OPS, MARCUS, RITA
 from core.approvals import Via
 from core.engine import Actor
+from core.tools import Approval
 from tests.integration.slack_stage import LONG, Stage, stage, until
 
 
@@ -20,11 +21,11 @@ async def on(pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncIterator[Stage]:
         yield on
 
 
-async def approve(on: Stage, suspension_id: str) -> None:
-    """Approve as Rita, past Slack."""
+async def approve(on: Stage, suspension_id: str, user: str = RITA) -> None:
+    """Approve as *user*, past Slack."""
     found = await on.desk.suspension(suspension_id)
     assert found is not None
-    actor = Actor(on.installation.team_id, RITA, Via.BUTTON)
+    actor = Actor(on.installation.team_id, user, Via.BUTTON)
     decided = await on.engine.decide(actor, suspension_id, found[0].token, approve=True, digest=found[0].digest)
     assert decided.refusal is None
 
@@ -187,6 +188,22 @@ async def test_what_slack_refuses_for_good_is_given_up_with_one_alert(pool: "asy
         on.time.advance(100)
         await on.deliver()
         assert len(on.slack.journal.find({"kind": "request", "method": "chat.postMessage"})) == calls
+
+
+async def test_a_card_that_its_thread_cannot_show_goes_to_the_approvers(on: Stage) -> None:
+    """Its approvers and its owner get it in their direct messages, and every copy follows the decision."""
+    suspension_id = await on.suspend(await on.run(), policy=Approval(by=(MARCUS,)))
+    on.slack.change_world({"channel": "C0SALESDESK", "set": {"is_archived": True}})
+    await on.deliver()
+    copies = [on.posted(f"card:{suspension_id}:{on.slack.dm(user)}") for user in (MARCUS, RITA)]
+    assert [len(copy) for copy in copies] == [1, 1]
+    assert "Approve" in seen(copies[0][0])
+    await approve(on, suspension_id, MARCUS)
+    on.time.advance(30)
+    await on.deliver()
+    for user in (MARCUS, RITA):
+        (copy,) = on.posted(f"card:{suspension_id}:{on.slack.dm(user)}")
+        assert "running" in seen(copy)
 
 
 async def test_alerts_without_a_channel_end_in_the_log(on: Stage, caplog: pytest.LogCaptureFixture) -> None:
