@@ -168,7 +168,6 @@ class Process:
             self.clock,
             self.names,
             lifetime=timedelta(seconds=self.settings.suspension_ttl_s),
-            ttl_s=self.settings.suspension_ttl_s,
             operators=self.settings.operators,
             model_for=self.models,
         )

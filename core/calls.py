@@ -5,8 +5,8 @@ cause: an effect that begins without its action committed first could never be f
 """
 
 import asyncio
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -14,11 +14,12 @@ from pydantic import BaseModel, ValidationError
 from core.agent import Agent, policy_problems
 from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
 from core.conversation import error_text, result_text
-from core.errors import CouldNotCheck, NewsArrived, ToolFailed
-from core.holder import PATIENCE_S, Holder, asked, checked, of_kind, resolved, words_of
-from core.next_act import OpenCall, instructed
+from core.errors import CouldNotCheck, NewsArrived, ToolFailed, words_of
+from core.holder import PATIENCE_S, Holder, asked, checked, of_kind, resolved
+from core.next_act import OpenCall, Wait, instructed, next_act
 from core.ports import Directory, Names, NewAction, NewSuspension, Outcome, Settlement, TraceEntry
-from core.run import ActionState, Suspension, SuspensionKind
+from core.results import could_not_check, gist, not_permitted, reason_of, storable
+from core.run import ActionState, RunView, Suspension, SuspensionKind, SuspensionStatus
 from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, User
 
 # The effect starts within this many seconds of sending the commit that intends it; else it is intended anew, so that
@@ -80,25 +81,15 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
     return Ready(call, tool, args, arguments)
 
 
-def gist(result: str) -> str:
-    """Return what "Done · …" says: the first short text of a result."""
-    try:
-        value = json.loads(result)
-    except (ValueError, RecursionError):
-        return ""
-    candidates = list(value.values()) if isinstance(value, dict) else [value]
-    return next((c for c in candidates if isinstance(c, str) and 0 < len(c) <= 80), "")
-
-
 class Calls:
     """The calls of one claimed run."""
 
-    def __init__(self, holder: Holder, agent: Agent, directory: Directory, names: Names, ttl_s: float) -> None:
+    def __init__(self, holder: Holder, agent: Agent, directory: Directory, names: Names, lifetime: timedelta) -> None:
         self.holder = holder
         self.agent = agent
         self.directory = directory
         self.names = names
-        self.ttl_s = ttl_s
+        self.lifetime = lifetime
         self.in_flight: Tool[Any] | None = None
         self._reads_on: Scope | None = None
 
@@ -171,7 +162,7 @@ class Calls:
         try:
             scope = await self._scope_for_reads()
             if not await self._permits(prepared, scope, PATIENCE_S):
-                self._refuse(call, not_permitted(prepared), "not permitted")
+                self._refuse(call, not_permitted(tool.name), "not permitted")
                 return
             ctx = self.context(prepared, scope)
             text, outcome = result_text(await asked(lambda: tool.execute(prepared.args, ctx), tool.timeout_s)), "ok"
@@ -191,7 +182,7 @@ class Calls:
         try:
             scope = await self.fresh_scope(PATIENCE_S)
             if not await self._permits(prepared, scope, PATIENCE_S):
-                self._refuse(call, not_permitted(prepared), "not permitted")
+                self._refuse(call, not_permitted(prepared.tool.name), "not permitted")
                 return True
             ctx = self.context(prepared, scope)
             policy = await self.policy(prepared, ctx, PATIENCE_S)
@@ -285,7 +276,7 @@ class Calls:
             digest=ask.digest,
             policy=ask.policy,
             asked_by=ask.ready.call.edited_by or run.owner.user_id,
-            ttl_s=self.ttl_s,
+            ttl_s=self.lifetime.total_seconds(),
             replaces=replaces,
             note=note,
             alert=alert,
@@ -297,10 +288,45 @@ class Calls:
             TraceEntry("suspended", {"tool": ask.ready.tool.name, "digest": ask.digest[:8], "title": ask.preview.title})
             for ask in asks
         ]
-        seen = self.holder.run.news
-        batch = self.holder.batch(doing="waiting for a decision", notes=notes)
-        await self.holder.commit(batch, lambda b: self.holder.store.suspend(self.holder.fence, b, seen, new))
-        self.holder.ended = True
+        await self.open(new, *notes)
+
+    async def open(self, new: list[NewSuspension], *notes: TraceEntry) -> None:
+        """Suspend on *new*; stay running while a sibling still has something to do. Raises: NewsArrived, ClaimLost."""
+        holder = self.holder
+        stay = not isinstance(next_act(self._supposing(new), self.lifetime), Wait)
+        seen = holder.run.news
+        await holder.commit(
+            holder.batch(doing="waiting for a decision", notes=notes),
+            lambda b: holder.store.suspend(holder.fence, b, seen, new, stay_running=stay),
+        )
+        holder.stale = True
+        holder.ended = not stay
+
+    def _supposing(self, new: list[NewSuspension]) -> RunView:
+        """Return the view as it would be with *new* opened: what else would there be to do?"""
+        view = self.holder.view
+        opened = [
+            Suspension(
+                id=n.id,
+                run_id=view.run.id,
+                call=n.call,
+                number=1 + sum(s.call == n.call for s in view.suspensions),
+                kind=n.kind,
+                status=SuspensionStatus.OPEN,
+                token=n.token,
+                tool=n.tool,
+                tool_version=n.tool_version,
+                arguments=n.arguments,
+                preview={},
+                digest=n.digest,
+                policy=n.policy,
+                asked_by=n.asked_by,
+                opened_at=view.now,
+                expires_at=view.now,
+            )
+            for n in new
+        ]
+        return replace(view, suspensions=(*view.suspensions, *opened))
 
     # -- executing --------------------------------------------------------------------------------------------
 
@@ -425,33 +451,6 @@ class Calls:
             lambda b: holder.store.conclude(holder.fence, b, [outcome], settled),
         )
         holder.stale = True
-
-
-def storable(value: Any) -> str:
-    """Return a write's result as text; what cannot be stored is said, since the effect did happen."""
-    try:
-        return result_text(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        return error_text("result_not_storable", f"it was done, but its result cannot be stored: {words_of(error)}")
-
-
-def not_permitted(prepared: Ready) -> str:
-    """Return the result of a call that the scope does not allow."""
-    return error_text("not_permitted", f"the person who asked may not do this ({prepared.tool.name}); nothing was done")
-
-
-def could_not_check(error: CouldNotCheck) -> str:
-    """Return the result of a call that could not be checked before any card."""
-    return error_text("could_not_check", f"could not check {error.what} ({error.why}); nothing was done")
-
-
-def reason_of(text: str) -> str:
-    """Return the reason of an ``error_text``."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text[:200]
-    return str(value.get("reason", "")) if isinstance(value, dict) else ""
 
 
 def _edited_note(ask: Ask) -> str | None:

@@ -15,11 +15,12 @@ from typing import Any, Protocol
 from core.agent import Agent
 from core.approvals import Clicker, Person, Refusal, Via, may_answer_outcome, may_decide
 from core.budget import granted
-from core.calls import ready, reason_of
+from core.calls import ready
 from core.conversation import ToolCall
 from core.errors import CouldNotCheck, InvalidArguments
 from core.next_act import OpenCall
 from core.ports import Continued, Decided, Desk, Directory, Fence, Stopped
+from core.results import reason_of
 from core.run import Run, RunState, RunView, Suspension, SuspensionKind
 from core.tools import UserGroup
 

@@ -97,3 +97,14 @@ class ModelRefused(ModelError):
 
 class InvariantBroken(AtlasError):
     """A defect of ours: rows that no move can have written. The run fails; the alert carries the text."""
+
+
+WORDS_LIMIT = 500
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error's words for people and the model: never empty, storable everywhere, of bounded length."""
+    if isinstance(error, TimeoutError):
+        return "it took too long"
+    words = (str(error) or type(error).__name__).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+    return words if len(words) <= WORDS_LIMIT else f"{words[:WORDS_LIMIT]}…"

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from core.agent import Agent
 from core.conversation import CallKey, Message, StoredMessage, edited_text
-from core.errors import AtlasError, CouldNotCheck, InvariantBroken, StoreUnavailable, ToolFailed
+from core.errors import AtlasError, CouldNotCheck, InvariantBroken, StoreUnavailable, ToolFailed, words_of
 from core.next_act import OpenCall
 from core.ports import Batch, Clock, Fence, TraceEntry, WorkerStore
 from core.run import Run, RunView
@@ -32,7 +32,6 @@ CHECK_TIMEOUT_S = 10.0
 PATIENCE_S = 60.0
 # At a shutdown, a commit under way may take this much longer.
 COMMIT_GRACE_S = 3.0
-WORDS_LIMIT = 500
 
 
 class CutShort(AtlasError):
@@ -314,14 +313,6 @@ def of_kind(value: Any, kind: type[T]) -> T:
     if not isinstance(value, kind):
         raise TypeError(f"it returned {type(value).__name__}, not {kind.__name__}")
     return value
-
-
-def words_of(error: BaseException) -> str:
-    """Return an error's words for people and the model: never empty, storable everywhere, of bounded length."""
-    if isinstance(error, TimeoutError):
-        return "it took too long"
-    words = (str(error) or type(error).__name__).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    return words if len(words) <= WORDS_LIMIT else f"{words[:WORDS_LIMIT]}…"
 
 
 def people_of(ids: Sequence[str]) -> str:

@@ -17,8 +17,8 @@ from core.agent import Agent
 from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, money, worst_case
 from core.calls import Calls
 from core.conversation import CallKey, Message, Model, ModelReply, error_text, unkeepable
-from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable
-from core.holder import Holder, asked, words_of
+from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable, words_of
+from core.holder import Holder, asked
 from core.next_act import (
     Act,
     Answer,
@@ -37,7 +37,9 @@ from core.next_act import (
     next_act,
 )
 from core.ports import Alert, Batch, Clock, Closing, Directory, Fence, Names, TraceEntry, WorkerStore
-from core.resume import Resume, unanswered
+from core.recover import Recover
+from core.results import unanswered
+from core.resume import Resume
 from core.run import FailReason, HaltReason, Run
 
 log = logging.getLogger("atlas.loop")
@@ -66,7 +68,6 @@ class Loop:
         names: Names,
         *,
         lifetime: timedelta,
-        ttl_s: float,
         operators: frozenset[str] = frozenset(),
         model_for: Callable[[Run], Model] | None = None,
     ) -> None:
@@ -76,8 +77,9 @@ class Loop:
         self.model_for = model_for
         self.specs = agent.specs()
         self.lifetime = lifetime
-        self.calls = Calls(self.holder, agent, directory, names, ttl_s)
-        self.resume = Resume(self.calls, agent, lifetime, operators)
+        self.calls = Calls(self.holder, agent, directory, names, lifetime)
+        self.resume = Resume(self.calls, agent, operators)
+        self.recover = Recover(self.calls, agent)
         self._assumed: Allowance | None = None
 
     @property
@@ -100,7 +102,7 @@ class Loop:
                 self.model = self.model_for(self.holder.run)  # a resumed run keeps its route across deploys
             await self._charge_crash()
             if self.holder.run.recovery_attempts > RECOVERIES:
-                await self.resume.close_out()
+                await self.recover.close_out()
                 return
             await self._until_stop()
         except ClaimLost:
@@ -138,9 +140,9 @@ class Loop:
             case Refresh():
                 await self.resume.refresh(act)
             case Reconcile():
-                await self.resume.reconcile(act)
+                await self.recover.reconcile(act)
             case Believe():
-                await self.resume.believe(act)
+                await self.recover.believe(act)
             case Conclude():
                 self.resume.conclude(act)
             case Wait():
@@ -151,7 +153,7 @@ class Loop:
             case Supersede():
                 await self._supersede()
             case Stop():
-                await self.resume.stop(act.calls)
+                await self.recover.stop(act.calls)
                 return True
             case Answer():
                 return await self._answer(act.text, None)

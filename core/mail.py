@@ -15,10 +15,10 @@ from core.agent import Agent
 from core.approvals import Person, Via
 from core.conversation import Message, StoredMessage
 from core.engine import Actor, Engine
-from core.errors import Conflict, CouldNotCheck, StoreUnavailable
-from core.holder import resolved, words_of
+from core.errors import Conflict, CouldNotCheck, StoreUnavailable, words_of
+from core.holder import resolved
 from core.ports import Alert, Clock, Desk, Directory, Letter, LiveRun, Names, NewRun, Voice
-from core.resume import unanswered
+from core.results import unanswered
 from core.run import Run, RunState, RunView
 from core.words import Command, command_of, is_bare_assent
 

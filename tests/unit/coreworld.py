@@ -563,7 +563,7 @@ class World:
         """Return a loop of a new process on the same rows."""
         return Loop(
             FENCE, self.store, self.agent, self.model, self.people, self.clock, self.names,
-            lifetime=LIFETIME, ttl_s=1800.0, operators=frozenset({"UOP"}),
+            lifetime=LIFETIME, operators=frozenset({"UOP"}),
         )  # fmt: skip
 
     async def go(self) -> None:

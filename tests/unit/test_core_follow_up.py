@@ -9,7 +9,7 @@ from core.approvals import late
 from core.engine import valid_arguments
 from core.errors import InvalidArguments
 from core.mail import follow_up
-from core.resume import closed_text, unanswered
+from core.results import closed_text, unanswered
 from core.run import ActionState, RunView, SuspensionStatus
 from tests.unit.coreworld import (
     EPOCH,
