@@ -1,0 +1,93 @@
+"""Each statement that a claim's holder sends keeps the fence by itself, also those behind another statement's fence.
+
+The stores' own tests see the moves; these see the statements, so that none leans on its caller.
+"""
+
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from core.conversation import CallKey
+from core.ports import Batch, Fence
+from storage import sql
+from storage.rows import batch_columns
+from tests.integration.storeworld import World, an_action, world_on
+
+# What each statement needs besides the run and the claim.
+ENDINGS: dict[str, dict[str, Any]] = {
+    "release_run": {},
+    "suspend_run": {},
+    "answer_run": {},
+    "halt_run": {"reason": "budget_steps", "detail": "", "next_worst_usd": 0},
+    "fail_run": {"reason": "defect", "detail": ""},
+}
+NOT_HELD = pytest.mark.parametrize("holder", ["a successor", "nobody", "the end"])
+
+
+@pytest.fixture
+def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
+    return world_on(pool)
+
+
+async def lost(world: World, holder: str) -> Fence:
+    """Return the fence of a claim that was lost: to *holder*."""
+    fence, _ = await world.asking()
+    await world.worker.release(fence)
+    if holder == "a successor":
+        assert len(await world.worker.claim(world.worker_id, 9)) == 1
+    elif holder == "the end":
+        await world.pool.execute(
+            "update runs set state = 'halted', halt_reason = 'stopped_by_user', ended_at = now() where id = $1",
+            fence.run_id,
+        )
+    return fence
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+@NOT_HELD
+async def test_a_statement_that_ends_a_claim_needs_that_very_claim(world: World, name: str, holder: str) -> None:
+    fence = await lost(world, holder)
+    before = await world.everything()
+    row = await getattr(sql, name).row(
+        world.pool, run_id=fence.run_id, claim_token=fence.claim_token, now=world.now, **ENDINGS[name]
+    )
+    assert row is None
+    assert await world.everything() == before
+
+
+@NOT_HELD
+async def test_a_statement_that_goes_on_needs_that_very_claim(world: World, holder: str) -> None:
+    fence = await lost(world, holder)
+    before = await world.everything()
+    batch = batch_columns(Batch(steps=1, elapsed_ms=5))
+    action = an_action(fence.run_id, CallKey(1, 0))
+    who = (fence.run_id, fence.claim_token)
+    intended = (
+        1, 0, action.arguments_digest, action.idempotency_key, "send", "1", "{}", 30.0, None, world.now,
+    )  # fmt: skip
+    assert await world.pool.fetchval(sql.step_run.text, *who, *batch, None, False, world.now) is None
+    assert await world.pool.fetchval(sql.intend_action.text, *who, *batch, *intended) is None
+    assert await world.pool.fetchval(sql.conclude_calls.text, *who, *batch, *[[]] * 9, world.now) is None
+    assert await sql.load_run.row(world.pool, run_id=who[0], claim_token=who[1], now=world.now) is None
+    assert await world.everything() == before
+
+
+async def test_the_reaper_fails_only_a_run_that_nobody_holds(world: World) -> None:
+    """Its statement names no claim; that must not mean any claim."""
+    fence = await world.started()
+    row = await sql.fail_run.row(
+        world.pool, run_id=fence.run_id, claim_token=None, reason="recovery_exhausted", detail="", now=world.now
+    )
+    assert row is None
+    assert await world.state(fence.run_id) == "running"
+
+
+async def test_a_claim_is_of_one_run(world: World) -> None:
+    """A token opens its own run only."""
+    mine, other = await world.started(), await world.started(user="U2")
+    before = await world.everything()
+    await world.worker.release(Fence(other.run_id, mine.claim_token))
+    await world.worker.release(Fence(mine.run_id, str(uuid4())))
+    assert await world.everything() == before

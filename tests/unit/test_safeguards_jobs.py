@@ -1,0 +1,86 @@
+"""Safeguards of the jobs: an outage of the database must reap nobody."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from core.errors import Misconfigured, StoreUnavailable
+from jobs.heartbeat import Heartbeat
+from jobs.reap_orphans import BATCH, ReapOrphans
+
+
+class Clock:
+    """No time passes here."""
+
+    def monotonic(self) -> float:
+        """Return seconds."""
+        return 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        """Let others go on."""
+        await asyncio.sleep(0)
+
+
+class Pulse:
+    """Where beats go; *away*: the database is."""
+
+    def __init__(self) -> None:
+        self.away = False
+
+    async def beat(self) -> None:
+        """Store one."""
+        if self.away:
+            raise StoreUnavailable("away")
+
+    async def end(self) -> None:
+        """Leave."""
+
+
+class Orphans:
+    """So many orphans wait."""
+
+    def __init__(self, waiting: int) -> None:
+        self.waiting = waiting
+        self.asked = 0
+
+    async def reap(self, *, lease_s: float, quick: bool, limit: int) -> Sequence[str]:
+        """Take some."""
+        self.asked += 1
+        taken = min(limit, self.waiting)
+        self.waiting -= taken
+        return [f"run{self.asked}.{number}" for number in range(taken)]
+
+
+async def test_leases_are_judged_only_after_three_beats_in_a_row() -> None:
+    """Whoever just got the database back sees old beats everywhere: those of processes that could not beat either."""
+    pulse, orphans = Pulse(), Orphans(5)
+    heartbeat = Heartbeat(pulse, Clock(), lease_s=90)
+    reap = ReapOrphans(orphans, heartbeat, lease_s=90)
+    for _ in range(2):
+        await heartbeat.beat()
+        assert (await reap.run_once()).reaped == (await reap.run_once(quick=True)).reaped == ()
+    pulse.away = True
+    with pytest.raises(StoreUnavailable):
+        await heartbeat.beat()
+    pulse.away = False
+    for _ in range(2):
+        await heartbeat.beat()
+        assert (await reap.run_once()).reaped == ()
+    assert orphans.asked == 0
+    await heartbeat.beat()
+    assert len((await reap.run_once()).reaped) == 5
+
+
+async def test_every_orphan_is_handed_back_in_one_round() -> None:
+    """The next round is a minute away."""
+    orphans, heartbeat = Orphans(2 * BATCH + 3), Heartbeat(Pulse(), Clock(), lease_s=90)
+    for _ in range(3):
+        await heartbeat.beat()
+    assert len((await ReapOrphans(orphans, heartbeat, 90).run_once()).reaped) == 2 * BATCH + 3
+
+
+def test_a_lease_shorter_than_three_beats_is_refused() -> None:
+    """It would take live processes for dead."""
+    with pytest.raises(Misconfigured, match="raise it"):
+        Heartbeat(Pulse(), Clock(), lease_s=2.9)
