@@ -176,7 +176,8 @@ class Stack:
         if self._workshop is not None:
             documented["ATLAS_AGENT"] = "workshop_agent:agent"
         merged = {**documented, **settings}
-        return {"PATH": os.environ["PATH"], **{name: value for name, value in merged.items() if value}}
+        system = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        return {**system, **{name: value for name, value in merged.items() if value}}
 
     def spawn(self, *arguments: str, **settings: str) -> Bot:
         """Start ``python -m bot …`` in a session of its own, without waiting for it."""

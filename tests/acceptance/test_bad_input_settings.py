@@ -52,7 +52,7 @@ def refusal(directory: Path, **settings: str) -> list[str]:
     ended = subprocess.run(
         [sys.executable, "-m", "bot", "serve"],
         cwd=directory,
-        env={"PATH": os.environ["PATH"], **environment},
+        env={**{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}, **environment},
         capture_output=True,
         text=True,
         timeout=60,
