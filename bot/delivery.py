@@ -326,7 +326,9 @@ class Delivery:
         match failure.kind:
             case FailureKind.PAUSE:
                 scope = channel if method == "chat.postMessage" else ""
-                await self.outbox.back_off(self.installation.team_id, scope, method, failure.pause_s)
+                # The burst is taken off every wait, so it is added here: nobody goes before Slack's pause is over.
+                burst_s = POST_BURST_S if method == "chat.postMessage" else UPDATE_BURST_S
+                await self.outbox.back_off(self.installation.team_id, scope, method, failure.pause_s + burst_s)
                 await self.outbox.retry(row, failure.error, failure.pause_s, absent=absent)
             case FailureKind.NOTHING_HAPPENED:
                 await self.outbox.retry(row, failure.error, backoff, absent=absent)

@@ -104,6 +104,24 @@ async def test_a_slow_answer_is_no_reason_for_a_second_post(on: Stage) -> None:
     assert (await on.row(place))["message_ts"] is not None
 
 
+async def test_a_newer_version_does_not_hurry_an_unsettled_post(on: Stage) -> None:
+    """A decision makes the row due while its post is still on its way: no second post before that is settled."""
+    suspension_id = await on.suspend(await on.run())
+    place = f"card:{suspension_id}"
+    on.slack.faults.add(
+        "delay", "chat.postMessage", times=1, seconds=3.5, where={"metadata": {"event_payload": {"place": place}}}
+    )
+    await on.deliver()
+    await approve(on, suspension_id)
+    await on.deliver()
+    await until(lambda: on.posted(place))
+    for _ in range(2):
+        on.time.advance(10)
+        await on.deliver()
+    (message,) = on.posted(place)
+    assert "running" in seen(message)
+
+
 async def test_a_pause_that_slack_asks_for_is_kept_and_nothing_is_lost(on: Stage) -> None:
     """429 with Retry-After: the kind of call pauses for every replica, then the message goes out."""
     fence = await on.run()
@@ -118,6 +136,27 @@ async def test_a_pause_that_slack_asks_for_is_kept_and_nothing_is_lost(on: Stage
         await on.deliver()
     assert on.slack.faults.listing()["methods"] == [], "the faults happened"
     assert len(on.posted(f"card:{suspension_id}")) == 1
+
+
+async def test_a_short_pause_holds_for_the_other_messages_too(on: Stage) -> None:
+    """A pause shorter than the burst that pacing allows: another card's edit must not go out during it."""
+    first, second = [await on.suspend(await on.run()) for _ in range(2)]
+    cards = [await on.card(suspension_id) for suspension_id in (first, second)]
+    on.slack.faults.add("ratelimited", "chat.update", times=1, retry_after=4)
+    await approve(on, first)
+    await on.deliver()
+    (fault,) = on.slack.journal.find({"kind": "fault", "method": "chat.update"})
+    await approve(on, second)
+    for _ in range(6):
+        await on.deliver()
+        on.time.advance(5)
+    edit = {"kind": "request", "method": "chat.update", "args": {"ts": cards[1]["ts"]}}
+    edits = on.slack.journal.find(edit, fault["seq"])
+    # Whether a delivery waits or gives the row back: nothing reaches Slack before the pause is over.
+    assert edits[0]["t"] - fault["t"] >= 3.9
+    for suspension_id in (first, second):
+        (message,) = on.posted(f"card:{suspension_id}")
+        assert "running" in seen(message)
 
 
 @pytest.mark.parametrize("fault", ["store_then_drop", "drop_before", "http_error", "store_then_error"])
