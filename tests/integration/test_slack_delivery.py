@@ -105,7 +105,7 @@ async def test_a_slow_answer_is_no_reason_for_a_second_post(on: Stage) -> None:
 
 
 async def test_a_newer_version_does_not_hurry_an_unsettled_post(on: Stage) -> None:
-    """A decision makes the row due while its post is still on its way: no second post before that is settled."""
+    """The row becomes due while its post is still on its way: no second post before that is settled."""
     suspension_id = await on.suspend(await on.run())
     place = f"card:{suspension_id}"
     on.slack.faults.add(
@@ -113,6 +113,7 @@ async def test_a_newer_version_does_not_hurry_an_unsettled_post(on: Stage) -> No
     )
     await on.deliver()
     await approve(on, suspension_id)
+    await on.pool.execute("update outbox set next_attempt_at = '-infinity' where place = $1", place)
     await on.deliver()
     await until(lambda: on.posted(place))
     for _ in range(2):
