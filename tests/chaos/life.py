@@ -1,0 +1,387 @@
+"""One process of Atlas as a case forks it: the production stores, engine, worker, drain, jobs and delivery.
+
+Decides: in which order its parts work, so that a case is the same each time: mail, runs, deliveries, one after the
+other until nothing is left to do. Does not: judge. It does what the theatre tells it over a socket, a line a command,
+and dies where the plan says. The failure it can cause: composed otherwise than ``bot.wiring``, it would prove
+something else; it uses the same classes and leaves out sockets, schedules and real time only.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+
+from bot.delivery import Delivery
+from bot.people import SlackDirectory
+from bot.simulator.workspace import DEALS, OSKAR
+from bot.slack import identify, web_client, web_session
+from bot.texts import Texts
+from bot.wiring import SystemNames
+from core.approvals import Via
+from core.engine import Actor, Engine, Rules
+from core.errors import AtlasError, StoreUnavailable
+from core.loop import Loop
+from core.mail import Drain
+from core.ports import Fence, InboundEvent
+from core.tools import Limits
+from core.worker import Worker
+from jobs.expire_suspensions import ExpireSuspensions
+from jobs.heartbeat import BEATS_BEFORE_JUDGING, Heartbeat
+from jobs.reap_orphans import ReapOrphans
+from jobs.retention import Retention
+from storage.database import open_pool
+from storage.desk_store import PgDesk
+from storage.inbox import PgInbox
+from storage.maintenance import PgMaintenance
+from storage.outbox import PgOutbox
+from storage.worker_store import PgWorkerStore
+from tests.chaos.boundary import Point, Stage, WiredLoop
+from tests.chaos.clock import SharedClock
+from tests.chaos.target import Scripted, Target, Turn, an_agent
+
+LEASE_S = 90.0
+LIFETIME_S = 1800.0
+# Rounds of a settle before nobody believes that it ends; seconds that a dead process's lock may take to go.
+MOST_ROUNDS = 300
+LOCK_GONE_S = 20.0
+OPERATORS = frozenset({OSKAR})
+ALERTS = DEALS
+
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every process of a case shares."""
+
+    dsn: str
+    slack_url: str
+    token: str
+    log: Path
+    ledger: Path
+    clock: SharedClock
+    script: dict[str, Sequence[Turn]]
+    limits: Limits
+    plan: tuple[Point, ...]
+
+
+class Stuck(AssertionError):
+    """Something is left to do for ever."""
+
+
+class OneAtATime(Worker):
+    """A worker that works when told to, so that a case is the same each time."""
+
+    async def work_off(self) -> int:
+        """Claim and work until there is nothing to claim; return how many runs were claimed."""
+        claimed = 0
+        while found := await self._claim():
+            claimed += found
+            await self.until_idle()
+        await self._claim_for_children()
+        await self._look_for_strays()
+        await self.until_idle()
+        while self._children:
+            await asyncio.wait(list(self._children.values()))
+        return claimed
+
+
+class _Pulse:
+    """Beats by the case's clock."""
+
+    def __init__(self, life: "Life") -> None:
+        self.life = life
+
+    async def beat(self) -> None:
+        if not await self.life.upkeep.beat(self.life.worker_id):
+            await self.life.register()
+
+    async def end(self) -> None:
+        await self.life.upkeep.unregister(self.life.worker_id)
+
+
+class Life:
+    """The parts of one process."""
+
+    def __init__(self, setting: Setting, stage: Stage, role: str) -> None:
+        self.setting = setting
+        self.stage = stage
+        self.role = role
+        self.clock = setting.clock
+        self.worker_id = str(uuid4())
+        self.lock_key = int.from_bytes(os.urandom(7), "big")
+        self.target = Target(setting.ledger, setting.clock)
+        self.leaving = asyncio.Event()
+        self.wants_alone: list[str] = []
+        stage.leave = self.leaving.set
+        stage.interject = self._meanwhile
+
+    async def open(self, loop: WiredLoop) -> None:
+        """Connect, register, and have the database for long enough to judge others by it."""
+        setting, stage = self.setting, self.stage
+        self.eye = await asyncpg.connect(setting.dsn)
+        self.session = web_session()
+        client = web_client(setting.token, self.session, setting.slack_url)
+        installation = await identify(client)
+        loop.watching = True
+        self.pool = await open_pool(setting.dsn, size=6)
+        self.pulse = await asyncpg.connect(setting.dsn)
+        now = self.clock.now
+        self.upkeep = PgMaintenance(self.pool, now=now)
+        self.worker_store = stage.port("WorkerStore", PgWorkerStore(self.pool, now=now))
+        self.desk = stage.port("Desk", PgDesk(self.pool, now=now))
+        self.outbox = stage.port("Outbox", PgOutbox(self.pool, now=now))
+        self.inbox = stage.port("Inbox", PgInbox(self.pool, now=now))
+        self.sweeps = stage.port("Upkeep", self.upkeep)
+        self.directory = stage.port("Directory", SlackDirectory(client, installation, self.clock))
+        self.agent = an_agent(stage, self.target, setting.limits)
+        self.model = Scripted(stage, self.target, setting.script)
+        self.names = SystemNames()
+        self.worker = OneAtATime(
+            self.worker_id, self.worker_store, self.make_loop, self.clock, start_alone=self._start_alone
+        )
+        rules = Rules(lifetime=timedelta(seconds=LIFETIME_S), operators=OPERATORS)
+        room = self.worker if self.role == "all" else None
+        self.engine = Engine(self.agent, self.desk, self.directory, rules, room)
+        self.drain = Drain(
+            self.engine, self.desk, self.directory, Texts(), self.clock, self.names, {"model": "scripted"}
+        )
+        self.delivery = Delivery(
+            self.outbox,
+            stage.port("Slack", client),
+            installation,
+            self.clock,
+            now,
+            alert_channel=ALERTS,
+            groups=self.directory.group_ids,
+        )
+        self.heartbeat = Heartbeat(_Pulse(self), self.clock, LEASE_S)
+        self.reaper = ReapOrphans(self.sweeps, self.heartbeat, LEASE_S)
+        for _ in range(BEATS_BEFORE_JUDGING):
+            await self.heartbeat.beat()
+
+    async def register(self) -> None:
+        """Write this process's row, saying whether its session lock is held."""
+        held = await self.upkeep.hold_lock(self.pulse, self.lock_key)
+        role = "alone" if self.role == "alone" else "worker"
+        await self.upkeep.register(self.worker_id, "here", os.getpid(), role, self.lock_key, holds_lock=held)
+
+    def make_loop(self, fence: Fence) -> Loop:
+        """Return the loop of one claim, as bot.wiring makes it."""
+        return Loop(
+            fence,
+            self.worker_store,
+            self.agent,
+            self.model,
+            self.directory,
+            self.clock,
+            self.names,
+            lifetime=timedelta(seconds=LIFETIME_S),
+            operators=OPERATORS,
+        )
+
+    async def _start_alone(self, run_id: str) -> None:
+        self.wants_alone.append(run_id)
+
+    # -- what the theatre asks for ----------------------------------------------------------------------------
+
+    async def do(self, command: dict[str, Any]) -> Answer:
+        """Do one command. An error of the store is an answer: whoever asked is not acked and asks again."""
+        asked = dict(command)
+        act = getattr(self, f"do_{asked.pop('do')}")
+        try:
+            answer: Answer = await act(**asked)
+        except StoreUnavailable as error:
+            return {"unavailable": str(error)}
+        return answer
+
+    async def do_put(self, event: dict[str, Any]) -> Answer:
+        """Store an event before its ack."""
+        return {"fresh": await self.inbox.put(InboundEvent(**event))}
+
+    async def do_mail(self) -> Answer:
+        """Drain the inbox once."""
+        return {"taken": await self.drain.once()}
+
+    async def do_click(
+        self, who: tuple[str, str], suspension: str, token: str, digest: str | None, approve: bool, reason: str | None
+    ) -> Answer:
+        """Decide as somebody."""
+        actor = Actor(*who, Via.BUTTON)
+        decided = await self.engine.decide(actor, suspension, token, approve=approve, digest=digest, reason=reason)
+        return {"refusal": decided.refusal}
+
+    async def do_edit(self, who: tuple[str, str], suspension: str, token: str, arguments: dict[str, Any]) -> Answer:
+        """Edit as somebody."""
+        decided = await self.engine.edit(Actor(*who, Via.MODAL), suspension, token, arguments)
+        return {"refusal": decided.refusal}
+
+    async def do_continue(self, who: tuple[str, str], run: str, halt: int) -> Answer:
+        """Press Continue."""
+        continued = await self.engine.continue_run(Actor(*who, Via.BUTTON), run, halt)
+        return {"continued": continued.run is not None}
+
+    async def do_stop(self, who: tuple[str, str], run: str | None = None) -> Answer:
+        """Press Stop."""
+        return {"how": (await self.engine.stop_run(Actor(*who, Via.BUTTON), run)).how}
+
+    async def do_home(self, who: tuple[str, str]) -> Answer:
+        """Open the Home: what waits for somebody, and their runs."""
+        actor = Actor(*who, Via.HOME)
+        return {"waits": len(await self.engine.pending(actor)), "runs": len(await self.engine.runs(actor))}
+
+    async def do_expire(self) -> Answer:
+        """Run the expiry job."""
+        return {"expired": await ExpireSuspensions(self.sweeps).run_once()}
+
+    async def do_retention(self) -> Answer:
+        """Run the retention job."""
+        return {"removed": await Retention(self.sweeps, self.clock).run_once()}
+
+    async def do_reap(self, quick: bool, patient: bool = True) -> Answer:
+        """Take back what dead processes held."""
+        reaped: list[str] = []
+        await self.heartbeat.beat()
+        async with asyncio.timeout(LOCK_GONE_S):
+            while True:
+                reaped += (await self.reaper.run_once(quick=quick)).reaped
+                left = await self.eye.fetchval(
+                    "select count(*) from runs where claimed_by is not null and claimed_by <> $1", self.worker_id
+                )
+                if not left or not patient:
+                    return {"reaped": reaped}
+                await asyncio.sleep(0.005)  # the server has not noticed yet that its client is gone
+
+    async def do_alone(self, run: str) -> Answer:
+        """Carry one run, as the child process of bot.wiring.work_alone does."""
+        claimed = await self.worker_store.claim_one(self.worker_id, run)
+        if claimed is not None:
+            self.worker.adopt(claimed.fence)
+            await self.worker.until_idle()
+        return {"claimed": claimed is not None}
+
+    async def do_settle(self, deliver: bool = True) -> Answer:
+        """Work until nothing is left to do, skipping to what is due later."""
+        await self.heartbeat.beat()
+        for _ in range(MOST_ROUNDS):
+            did = 0
+            for part in (
+                (self.drain.once, self._work_off, self._deliver) if deliver else (self.drain.once, self._work_off)
+            ):
+                try:
+                    did += await part()
+                except StoreUnavailable:
+                    did += 1  # as the process's own loops: looked at again
+            if self.wants_alone:
+                alone, self.wants_alone = self.wants_alone, []
+                return {"alone": alone}
+            if did == 0 and not await self._skip_to_next(deliver=deliver):
+                return {"alone": []}
+        raise Stuck(f"still something to do after {MOST_ROUNDS} rounds: {await self._left()}")
+
+    async def _work_off(self) -> int:
+        claimed = await self.worker.work_off()
+        await self.worker.until_idle()
+        return claimed
+
+    async def _deliver(self) -> int:
+        return await self.delivery.run_once(20)
+
+    async def _skip_to_next(self, *, deliver: bool) -> bool:
+        """Skip to the next thing that is due; False: nothing is."""
+        now = self.clock.now()
+        due = await self.eye.fetchval(
+            """select min(at) from (
+                select greatest(next_attempt_at, leased_until) as at from inbox
+                where handled_at is null and run_id is null
+                union all
+                select greatest(next_attempt_at, leased_until) from outbox
+                where $1 and version > delivered_version and refused_at is null
+                union all
+                select $2::timestamptz + interval '1 second' from runs where state = 'running' and claimed_by is null
+                union all
+                select $2::timestamptz + interval '5 seconds' from runs where claimed_by = $3
+            ) due""",
+            deliver,
+            now,
+            self.worker_id,
+        )
+        if due is None:
+            return False
+        self.clock.skip((due - now).total_seconds() + 0.001)
+        return True
+
+    async def _left(self) -> str:
+        rows = await self.eye.fetch(
+            """select 'letter ' || id || ' is not handled' as what from inbox where handled_at is null
+               union all
+               select place || ' is owed' from outbox where version > delivered_version and refused_at is null
+               union all
+               select id || case when claimed_by is null then ' is running and not claimed'
+                   else ' is claimed by a living process and not worked on' end from runs where state = 'running'"""
+        )
+        return "; ".join(row["what"] for row in rows)
+
+    async def _meanwhile(self, tool: str) -> None:
+        for number, command in self.target.due_meanwhile(tool):
+            if command["do"] == "leave":
+                self.target.was_done(number)
+            await self.do(command)
+            self.target.was_done(number)
+
+    async def do_leave(self) -> Answer:
+        """Leave cleanly, as at a deploy; the process ends without an answer."""
+        self.leaving.set()
+        return {}
+
+    async def leave(self) -> None:
+        """Give runs back and end, in the order of bot.wiring.Process.stop."""
+        await self.worker.drain()
+        with suppress(StoreUnavailable):
+            await self.delivery.close()
+        await self.heartbeat.stop()
+
+
+async def _serve(setting: Setting, role: str, line: socket.socket, loop: WiredLoop) -> None:
+    life = Life(setting, loop.stage, role)
+    reader, writer = await asyncio.open_connection(sock=line)
+    try:
+        await life.open(loop)
+        writer.write(b'{"born": true}\n')
+        leaving = asyncio.create_task(life.leaving.wait())
+        while raw := await reader.readline():
+            doing = asyncio.create_task(life.do(json.loads(raw)))
+            await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if life.leaving.is_set():
+                await life.leave()
+                return
+            writer.write((json.dumps(await doing, default=str) + "\n").encode())
+    except (AtlasError, AssertionError, TimeoutError, OSError, asyncpg.PostgresError) as error:
+        writer.write((json.dumps({"broke": f"{type(error).__name__}: {error}"}) + "\n").encode())
+        await writer.drain()
+
+
+def live(setting: Setting, role: str, line: socket.socket) -> None:
+    """Be a process of Atlas until told to leave, killed, or cut off from the theatre. Never returns."""
+    code = 1
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        logging.disable(logging.CRITICAL)
+        stage = Stage(setting.log, setting.plan)
+        loop = WiredLoop(stage)
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_serve(setting, role, line, loop))
+        code = 0
+    finally:
+        os._exit(code)

@@ -1,0 +1,445 @@
+"""One case: a database, a Slack, a target, people, and processes that die; what came of it.
+
+Decides: when a process is replaced and what the people do who are waiting. Does not: know what a process does inside.
+A person or Slack whose request was not answered repeats it, as they do in life. The failure it can cause: help that
+real people do not give would hide a run that hangs; so everything here is a click, a message, or the passing of time.
+"""
+
+import asyncio
+import gc
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+from bot.simulator import Simulator
+from bot.simulator.workspace import RITA, SALES_DESK
+from core.approvals import Clicker, Person, Via
+from core.run import HaltReason, Run, RunState, Suspension, SuspensionKind
+from core.tools import Limits, User
+from storage.desk_store import PgDesk
+from tests.chaos.boundary import Call, Point, calls_of, read_log
+from tests.chaos.clock import SharedClock
+from tests.chaos.life import ALERTS, LEASE_S, LIFETIME_S, Setting, live
+from tests.chaos.target import NEEDS_APPROVAL, Target, Turn
+from tests.invariants import Effect, violations, watch
+
+# A killed process is noticed by its free lock and a beat this old, or by its lease.
+QUICK_S = 4.5
+ANSWER_S = 60.0
+MOST_ATTEMPTS = 12
+_numbers = count(1)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A story. *script*: what the model does for each request. *effects*: how many may have been done at its end.
+
+    *ends*: states in which its runs may be then. *stance*: what people do with cards that come again ("approve",
+    "decline"; "": nothing). *forgets*: its runs are removed before its end.
+    """
+
+    name: str
+    play: Callable[["Theatre"], Awaitable[None]]
+    script: dict[str, Sequence[Turn]]
+    effects: tuple[int, ...]
+    ends: tuple[str, ...] = ("answered",)
+    stance: str = "approve"
+    limits: Limits = field(default_factory=lambda: Limits(max_elapsed_s=10_000_000))
+    forgets: bool = False
+
+
+@dataclass
+class Report:
+    """What came of a case. *fired*: the faults that happened. *wrong*: broken promises."""
+
+    scenario: str
+    plan: tuple[Point, ...]
+    fired: int = 0
+    deaths: int = 0
+    effects: int = 0
+    requests: int = 0
+    calls: list[Call] = field(default_factory=list)
+    after_first_fault: list[Call] = field(default_factory=list)
+    acts_after: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+class Broke(AssertionError):
+    """A process could not go on."""
+
+
+class Process:
+    """A forked process of Atlas and the line to it."""
+
+    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = pid
+        self.reader = reader
+        self.writer = writer
+
+    async def heard(self, timeout_s: float = ANSWER_S) -> dict[str, Any] | None:
+        """Return its next answer; None: it is gone. Raises: Broke, TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            raw = await self.reader.readline()
+        if not raw:
+            return None
+        answer: dict[str, Any] = json.loads(raw)
+        if "broke" in answer:
+            raise Broke(answer["broke"])
+        return answer
+
+    def tell(self, **command: Any) -> None:
+        """Send a command."""
+        self.writer.write((json.dumps(command) + "\n").encode())
+
+    def bury(self) -> bool:
+        """Take leave of a process that has ended; True: it was killed."""
+        self.writer.close()
+        _, status = os.waitpid(self.pid, 0)
+        return os.WIFSIGNALED(status)
+
+    def end(self) -> None:
+        """Kill and bury it."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.bury()
+
+
+async def fork(setting: Setting, role: str) -> Process:
+    """Fork a process of Atlas from this warm one. Returns when it serves. Raises: Broke."""
+    ours, its = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        gc.freeze()  # what the parent holds is not ours to close
+        ours.close()
+        live(setting, role, its)
+    its.close()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    process = Process(pid, reader, writer)
+    if await process.heard() is None:
+        process.bury()
+        raise Broke("a process ended before it served")
+    return process
+
+
+class Theatre:
+    """The case while it is played."""
+
+    def __init__(self, setting: Setting, scenario: Scenario, slack: Simulator, desk: PgDesk, target: Target) -> None:
+        self.setting = setting
+        self.scenario = scenario
+        self.slack = slack
+        self.desk = desk
+        self.target = target
+        self.report = Report(scenario.name, setting.plan)
+        self.process: Process | None = None
+        self.quick = sum(map(ord, "".join(map(str, setting.plan)))) % 2 == 0
+        self._skipped = 0.0
+        self.thread = ""
+
+    # -- processes --------------------------------------------------------------------------------------------
+
+    async def do(self, command: str, **more: Any) -> dict[str, Any]:
+        """Have a living process do *command*; whoever gets no answer asks again, of the next process."""
+        for _ in range(MOST_ATTEMPTS):
+            process = await self._alive()
+            process.tell(do=command, **more)
+            answer = await process.heard()
+            self._catch_up()
+            if answer is None:
+                await self._replace(process)
+            elif "unavailable" not in answer:
+                return answer
+        raise Broke(f"{command} was never answered")
+
+    async def _alive(self) -> Process:
+        self._catch_up()
+        if self.process is None:
+            self.process = await fork(self.setting, "all")
+        return self.process
+
+    async def _replace(self, dead: Process) -> None:
+        """Notice a process's end, and have another take back what it held."""
+        killed = dead.bury()
+        self.process = None
+        if killed:
+            self.report.deaths += 1
+            await self._note_next_act()
+            self.pass_time(QUICK_S if self.quick else LEASE_S + 1)
+        await self.do("reap", quick=self.quick if killed else True)
+
+    async def _note_next_act(self) -> None:
+        """Note what the run is to do next, by its rows at the first death."""
+        from datetime import timedelta
+
+        from core.next_act import next_act
+
+        for run in await self.runs():
+            view = await self.desk.show(run.id)
+            if view is not None and run.state is RunState.RUNNING:
+                act = type(next_act(view, timedelta(seconds=LIFETIME_S))).__name__
+                states = ",".join(sorted(action.state.value for action in view.actions))
+                self.report.acts_after.append(f"{act}({states})")
+
+    def _catch_up(self) -> None:
+        """Let Slack's clock follow."""
+        ahead = self.setting.clock.ahead_s
+        if ahead > self._skipped:
+            self.slack.clock.advance(ahead - self._skipped)
+            self._skipped = ahead
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass."""
+        self.setting.clock.skip(seconds)
+        self._catch_up()
+
+    async def deploy(self) -> None:
+        """Replace the process by a new one, cleanly."""
+        process = await self._alive()
+        process.tell(do="leave")
+        if await process.heard() is None:
+            await self._replace(process)
+
+    async def settle(self, *, deliver: bool = True) -> None:
+        """Work until nothing is left to do; runs that take processes down get one of their own."""
+        for _ in range(MOST_ATTEMPTS):
+            answer = await self.do("settle", deliver=deliver)
+            if not answer["alone"]:
+                return
+            for run in answer["alone"]:
+                await self._carry_alone(run)
+        raise Broke("runs want a process of their own again and again")
+
+    async def _carry_alone(self, run: str) -> None:
+        child = await fork(self.setting, "alone")
+        child.tell(do="alone", run=run)
+        answer = await child.heard()
+        if answer is not None:
+            child.tell(do="leave")
+            answer = await child.heard()
+        killed = child.bury()
+        if killed:
+            self.report.deaths += 1
+            self.pass_time(QUICK_S if self.quick else LEASE_S + 1)
+        await self.do("reap", quick=self.quick if killed else True)
+
+    # -- people -----------------------------------------------------------------------------------------------
+
+    async def say(self, text: str, *, user: str = RITA, settle: bool = True) -> None:
+        """Mention Atlas in the thread (the first opens it); Slack sends the event again until it is acked."""
+        await self.do("put", event=await self.event(text, user))
+        if settle:
+            await self.settle()
+
+    async def event(self, text: str, user: str = RITA) -> dict[str, Any]:
+        """Return the event of a message that somebody has just posted in the thread."""
+        message = await self.slack.post_as(user, SALES_DESK, text, self.thread or None)
+        self.thread = self.thread or message["ts"]
+        number = next(_numbers)
+        return {
+            "event_id": f"Ev{os.getpid()}_{number}",
+            "kind": "mention",
+            "team_id": self.team,
+            "channel_id": SALES_DESK,
+            "ts": message["ts"],
+            "thread_ts": self.thread,
+            "user_id": user,
+            "text": text,
+            "payload": {},
+        }
+
+    @property
+    def team(self) -> str:
+        """Return the workspace's id."""
+        return self.slack.workspace.team_id
+
+    async def open_cards(self, kind: SuspensionKind = SuspensionKind.APPROVAL) -> list[Suspension]:
+        """Return the open suspensions, oldest first."""
+        return [s for s, _ in await self.desk.pending() if s.kind is kind]
+
+    async def runs(self) -> list[Run]:
+        """Return all runs, newest first."""
+        return await self.desk.runs(team_id=None, user_id=None, limit=100)
+
+    async def click(
+        self, card: Suspension, *, approve: bool = True, user: str = RITA, settle: bool = True
+    ) -> str | None:
+        """Press a button of a card; Slack shows an error until it is acked, and the person presses again."""
+        answer = await self.do(
+            "click", who=(self.team, user), suspension=card.id, token=card.token, digest=card.digest,
+            approve=approve, reason=None if approve else "not now",
+        )  # fmt: skip
+        if settle:
+            await self.settle()
+        refusal: str | None = answer["refusal"]
+        return refusal
+
+    async def decide(self, *, approve: bool = True, users: Sequence[str] = (RITA,)) -> None:
+        """Decide the open approvals, each by all of *users*, oldest first."""
+        for card in await self.open_cards():
+            for user in users:
+                await self.click(card, approve=approve, user=user)
+
+    async def outcome_cards(self) -> list[Suspension]:
+        """Return the open cards that ask whether something happened."""
+        return await self.open_cards(SuspensionKind.OUTCOME)
+
+    async def approve_elsewhere(self, card: Suspension) -> None:
+        """Approve in a process without a worker: the run waits to be claimed."""
+        by = Clicker(RITA, Via.BUTTON, Person(User(team_id=self.team, user_id=RITA, name="Rita")))
+        await self.desk.decide(card.id, card.token, card.digest, by, approve=True)
+
+    async def say_meanwhile(self, tool: str, text: str) -> None:
+        """Mention Atlas while *tool* executes; the drain takes it at once."""
+        if not self.thread:
+            self.thread = (await self.slack.post_as(RITA, SALES_DESK, "hello all"))["ts"]
+        self.target.meanwhile(tool, do="put", event=await self.event(text))
+        self.target.meanwhile(tool, do="mail")
+
+    async def let_expire(self) -> None:
+        """Let the time of every open card pass, and the job run."""
+        self.pass_time(LIFETIME_S + 1)
+        await self.do("expire")
+        await self.settle()
+
+    async def press_continue(self) -> None:
+        """Press Continue on what is halted."""
+        for run in await self.runs():
+            if run.state is RunState.HALTED:
+                await self.do("continue", who=(self.team, RITA), run=run.id, halt=run.halts)
+        await self.settle()
+
+    async def stop(self, user: str = RITA) -> None:
+        """Press Stop."""
+        for run in await self.runs():
+            if run.state in (RunState.RUNNING, RunState.SUSPENDED):
+                await self.do("stop", who=(self.team, user), run=run.id)
+        await self.settle()
+
+    async def rest(self) -> None:
+        """Bring everything to its end: late interjections, cards that came again, outcomes that a person must tell."""
+        for number, command in self.target.due_meanwhile():
+            await self.do(**{"command": command.pop("do"), **command})
+            self.target.was_done(number)
+        for _ in range(MOST_ATTEMPTS):
+            await self.settle()
+            if asked := await self.open_cards(SuspensionKind.OUTCOME):
+                for card in asked:
+                    await self.tell_outcome(card)
+            elif self.scenario.stance and (cards := await self.open_cards()):
+                for card in cards:
+                    for user in policy_users(card):
+                        await self.click(card, approve=self.scenario.stance == "approve", user=user)
+            else:
+                return
+        raise Broke("cards come again and again")
+
+    async def tell_outcome(self, card: Suspension) -> None:
+        """Look into the target system, and say on the card whether it happened."""
+        view = await self.desk.show(card.run_id)
+        assert view is not None
+        keys = {action.idempotency_key for action in view.actions if action.call == card.call}
+        happened = any(key in keys for key, _ in self.target.effects())
+        await self.click(card, approve=happened)
+
+    # -- judging ----------------------------------------------------------------------------------------------
+
+    async def judge(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        """Hold everything against the invariants and the story's own end."""
+        report = self.report
+        done = self.target.effects()
+        report.effects, report.requests = len(done), self.target.requests()
+        wrong = await violations(
+            pool, [Effect(key) for key, _ in done], self.slack, ALERTS, needs_approval=NEEDS_APPROVAL
+        )
+        if len(done) not in self.scenario.effects:
+            wrong.append(f"{len(done)} effects, where {self.scenario.effects} may be: {done}")
+        runs = await self.runs()
+        for run in runs:
+            if run.state.value not in self.scenario.ends:
+                reason = run.halt_reason or run.fail_reason or ""
+                wrong.append(f"run {run.id} is {run.state} {reason}, not {' or '.join(self.scenario.ends)}")
+            if run.spend_usd > run.limits.max_spend_usd:
+                wrong.append(f"run {run.id} spent {run.spend_usd} of {run.limits.max_spend_usd}")
+        spent = sum((run.spend_usd for run in runs), Decimal(0))
+        if self.target.billed() > spent and not self.scenario.forgets:
+            wrong.append(f"the provider billed {self.target.billed()}, the runs know of {spent}")
+        report.wrong += wrong
+
+
+def policy_users(card: Suspension) -> Sequence[str]:
+    """Return who answers a card that came again."""
+    by = card.policy.by
+    return by if isinstance(by, tuple) else (RITA,)
+
+
+def halted(run: Run, reason: HaltReason) -> bool:
+    """Say whether a run is halted for that reason."""
+    return run.state is RunState.HALTED and run.halt_reason is reason
+
+
+# ---- a case ----------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def theatre(dsn: str, scenario: Scenario, plan: tuple[Point, ...]) -> AsyncIterator[tuple[Theatre, Any]]:
+    """Lend a theatre on an own, migrated database, with the pool that judges; its processes end with it."""
+    place = Path(tempfile.mkdtemp(prefix="atlas-chaos-", dir="/tmp"))
+    clock = SharedClock()
+    await watch(dsn)
+    pool = await asyncpg.create_pool(dsn, min_size=1, max_size=2)
+    target = Target(place / "ledger", clock)
+    played: Theatre | None = None
+    try:
+        async with Simulator() as slack:
+            token = slack.workspace.bot_token
+            setting = Setting(
+                dsn,
+                slack.api_url,
+                token,
+                place / "log",
+                place / "ledger",
+                clock,
+                scenario.script,
+                scenario.limits,
+                plan,
+            )
+            played = Theatre(setting, scenario, slack, PgDesk(pool, now=clock.now), target)
+            try:
+                yield played, pool
+            finally:
+                if played.process is not None:
+                    played.process.end()
+    finally:
+        target.close()
+        await pool.close()
+        shutil.rmtree(place)
+
+
+async def play(dsn: str, scenario: Scenario, plan: tuple[Point, ...] = ()) -> Report:
+    """Play one case and return what came of it."""
+    async with theatre(dsn, scenario, plan) as (played, pool):
+        report = played.report
+        try:
+            await scenario.play(played)
+            await played.rest()
+            await played.judge(pool)
+        except (AssertionError, TimeoutError) as error:
+            report.wrong.append(f"{type(error).__name__}: {error}")
+        log = read_log(played.setting.log)
+        fired = [at for at, line in enumerate(log) if line["kind"] == "fired"]
+        report.fired = len(fired)
+        report.calls = calls_of(log)
+        if fired:
+            report.after_first_fault = calls_of(log[fired[0] :])
+        return report
