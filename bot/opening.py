@@ -145,7 +145,11 @@ async def _no_scopes(_: object) -> Any:
 
 def rules_of(settings: Settings) -> Rules:
     """Return the engine's rules."""
-    return Rules(lifetime=timedelta(seconds=settings.suspension_ttl_s), operators=settings.operators)
+    return Rules(
+        lifetime=timedelta(seconds=settings.suspension_ttl_s),
+        operators=settings.operators,
+        alert_channel=settings.alert_channel,
+    )
 
 
 # -- the doctor's questions ----------------------------------------------------------------------------------------

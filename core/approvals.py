@@ -76,8 +76,8 @@ class Via(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Clicker:
     """A verified actor with the facts that the policy needs. *person* is None for the CLI, whose *id* is
-    "operator:<os user>". *in_channel*: member of the run's channel. *in_group*: member of the policy's user group
-    (False when the policy names none). *operator*: in ATLAS_OPERATORS, or the CLI."""
+    "operator:<os user>". *in_channel*: member of the channel in which the card stands. *in_group*: member of the
+    policy's user group (False when the policy names none). *operator*: in ATLAS_OPERATORS, or the CLI."""
 
     id: str
     via: Via
@@ -127,6 +127,19 @@ def may_decide(policy: Approval, owner_id: str, asked_by: str, clicker: Clicker,
     if isinstance(policy.by, UserGroup) and clicker.in_group:
         return None
     return Refusal.NOT_AN_APPROVER
+
+
+def channel_of(policy: Approval, run_channel_id: str) -> str:
+    """Return the channel in which the card stands: the one that "anyone in the channel" speaks of."""
+    return policy.channel or run_channel_id
+
+
+def may_acknowledge(clicker: Clicker, *, operators_named: bool) -> Refusal | None:
+    """Judge who may take an alert up: the operators; where none are named, active members of the alert channel."""
+    person = clicker.person
+    if person is None or person.deactivated or person.bot or person.foreign or person.guest:
+        return Refusal.NOT_AN_APPROVER
+    return None if (clicker.operator if operators_named else clicker.in_channel) else Refusal.NOT_AN_APPROVER
 
 
 def may_answer_outcome(owner_id: str, clicker: Clicker) -> Refusal | None:

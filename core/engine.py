@@ -8,18 +8,18 @@ payload; callers pass the payload's (team, user) only.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
 from core.agent import Agent
-from core.approvals import Clicker, Person, Refusal, Via, may_answer_outcome, may_decide
+from core.approvals import Clicker, Person, Refusal, Via, channel_of, may_acknowledge, may_answer_outcome, may_decide
 from core.budget import granted
 from core.calls import ready
 from core.conversation import ToolCall
 from core.errors import CouldNotCheck, InvalidArguments
 from core.next_act import OpenCall
-from core.ports import Continued, Decided, Desk, Directory, Fence, Stopped
+from core.ports import Acknowledged, Continued, Decided, Desk, Directory, Fence, Stopped
 from core.results import reason_of
 from core.run import Run, RunState, RunView, Suspension, SuspensionKind
 from core.tools import UserGroup
@@ -45,10 +45,11 @@ class Actor:
 @dataclass(frozen=True, slots=True)
 class Rules:
     """Settings of the engine. *lifetime*: of a suspension, at most 30 minutes: it bounds how stale an approved
-    artefact can be. *operators*: Slack user ids."""
+    artefact can be. *operators*: Slack user ids. *alert_channel*: where there are none, its members take alerts up."""
 
     lifetime: timedelta = timedelta(minutes=30)
     operators: frozenset[str] = frozenset()
+    alert_channel: str | None = None
 
 
 class Room(Protocol):
@@ -141,14 +142,17 @@ class Engine:
         editing: bool = False,
     ) -> Decided:
         found = await self.desk.suspension(suspension_id)
+        bare = Clicker(actor.user_id, actor.via, None)
         if found is None or not (actor.on_the_cli or found[1].team_id == actor.team_id):
+            where = "there is none of this id" if found is None else f"the actor is of another team ({actor.team_id})"
+            at = suspension_id if found is None else found[0]
+            await self.desk.refuse(at, bare, act, Refusal.UNKNOWN, where)
             return Decided(Refusal.UNKNOWN, None, None)
         suspension, run, _ = found
         try:
             async with asyncio.timeout(JUDGE_WITHIN_S):
                 clicker = await self._clicker(actor, suspension, run)
         except (CouldNotCheck, TimeoutError):
-            bare = Clicker(actor.user_id, actor.via, None)
             await self.desk.refuse(suspension, bare, act, Refusal.COULD_NOT_CHECK, "people could not be looked up")
             return Decided(Refusal.COULD_NOT_CHECK, suspension, run)
         refusal = self._verdict(suspension, run, clicker, approve=approve, editing=editing)
@@ -190,6 +194,7 @@ class Engine:
         """
         run = await self._named(actor, run_id, (RunState.HALTED,))
         if run is None or not self._owns(actor, run) or (actor.on_the_cli and not reason):
+            await self._refused(actor, run, "continue")
             return Continued(None)
         by = Clicker(actor.user_id, actor.via, None, operator=actor.on_the_cli)
         # The grant is of the halt that was read, never of a later one.
@@ -208,8 +213,35 @@ class Engine:
             return Stopped("ended", None)
         operator = actor.on_the_cli or (actor.user_id in self.rules.operators and actor.team_id == run.team_id)
         if not (operator or self._owns(actor, run)):
+            await self._refused(actor, run, "stop")
             return Stopped("ended", None)
         return await self.desk.stop(run.id, Clicker(actor.user_id, actor.via, None, operator=operator))
+
+    async def _refused(self, actor: Actor, run: Run | None, act: str) -> None:
+        if run is not None:
+            bare = Clicker(actor.user_id, actor.via, None)
+            await self.desk.refuse(run.id, bare, act, Refusal.NOT_AN_APPROVER, "somebody else's run")
+
+    async def acknowledge(self, actor: Actor, place: str) -> Acknowledged | None:
+        """Note on an alert that *actor* takes it up; None: who that is could not be checked, press again.
+
+        Raises: StoreUnavailable (do not ack).
+        """
+        operators = self.rules.operators
+        bare = Clicker(actor.user_id, actor.via, None)
+        try:
+            async with asyncio.timeout(JUDGE_WITHIN_S):
+                person = await self.directory.person(actor.team_id, actor.user_id)
+                channel = self.rules.alert_channel
+                here = not operators and channel is not None and await self.directory.in_channel(channel, actor.user_id)
+        except (CouldNotCheck, TimeoutError):
+            await self.desk.acknowledge(place, bare, allowed=False)
+            return None
+        clicker = replace(bare, person=person, in_channel=here, operator=actor.user_id in operators)
+        # An alert has no team of its own: it is of the installing team, as the person must be.
+        allowed = person.user.team_id == actor.team_id
+        allowed = allowed and may_acknowledge(clicker, operators_named=bool(operators)) is None
+        return await self.desk.acknowledge(place, clicker, allowed=allowed)
 
     async def _named(self, actor: Actor, run_id: str | None, states: Sequence[RunState]) -> Run | None:
         if run_id is not None:
@@ -272,6 +304,7 @@ async def clicker_facts(
     """Return what the policy needs to know of somebody. Raises: CouldNotCheck."""
     person: Person = await directory.person(team_id, user_id, fresh=fresh)
     policy = suspension.policy
-    in_channel = policy.by == "anyone" and await directory.in_channel(run.channel_id, user_id, fresh=fresh)
+    channel = channel_of(policy, run.channel_id)
+    in_channel = policy.by == "anyone" and await directory.in_channel(channel, user_id, fresh=fresh)
     in_group = isinstance(policy.by, UserGroup) and await directory.in_group(policy.by.handle, user_id, fresh=fresh)
     return Clicker(user_id, via, person, in_channel, in_group, operator=user_id in rules.operators)

@@ -81,7 +81,15 @@ class Drain:
 
     async def _failed(self, letter: Letter, why: str, *, known: bool) -> None:
         if letter.age_s > PARK_AFTER_S and letter.attempts >= PARK_AFTER_ATTEMPTS:
-            alert = Alert(f"letter:{letter.id}", "A message could not be handled", f"{why} (message {letter.id})")
+            tries = f"It failed {letter.attempts + 1} times in {round(letter.age_s / 60)} minutes"
+            alert = Alert(
+                f"letter:{letter.id}",
+                "A message could not be handled",
+                f"{tries}, last: {why} (message {letter.id})",
+                user_id=letter.user_id,
+                channel_id=letter.channel_id,
+                thread_ts=letter.thread_ts,
+            )
             await self.desk.park_letter(letter, why, self.voice.parked(why), alert)
             return
         notice = self.voice.could_not_start(why) if known and letter.attempts == 0 else None

@@ -139,11 +139,17 @@ class Settlement:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A message for the alert channel, once per *key* whatever fails. *text* is plain (bot escapes it)."""
+    """A message for the alert channel, once per *key* whatever fails. *text* is plain (bot escapes it).
+
+    *user_id*, *channel_id*, *thread_ts*: who and where, unless its run says so.
+    """
 
     key: str
     title: str
     text: str
+    user_id: str | None = None
+    channel_id: str | None = None
+    thread_ts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +231,16 @@ class Continued:
 
     run: Run | None
     claimed: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What an acknowledgement did. *refused*: the policy does not allow it, or there is no such alert. *by*, *at*: who
+    acknowledged the alert first, when."""
+
+    refused: bool
+    by: str = ""
+    at: datetime | None = None
 
 
 class WorkerStore(Protocol):
@@ -410,8 +426,15 @@ class Desk(Protocol):
         """Store edited arguments; the suspension becomes edited, the run goes on to suspend again on them."""
         ...
 
-    async def refuse(self, suspension: Suspension, clicker: Clicker, act: str, refusal: Refusal, why: str) -> None:
-        """Audit a refused attempt. Changes nothing that others see."""
+    async def refuse(
+        self, suspension: Suspension | str, clicker: Clicker, act: str, refusal: Refusal, why: str
+    ) -> None:
+        """Audit a refused attempt at a suspension, or (its id) at a run or a suspension that does not exist. Changes
+        nothing that others see."""
+        ...
+
+    async def acknowledge(self, place: str, by: Clicker, *, allowed: bool) -> Acknowledged:
+        """Note on an alert that somebody has taken it up, once, or (*allowed* False) only audit the attempt."""
         ...
 
     async def stop(self, run_id: str, by: Clicker) -> Stopped:
@@ -573,8 +596,16 @@ class Outbox(Protocol):
         """Give the lease back; due again in *delay_s*. *absent*: an unknown post is known not to exist."""
         ...
 
-    async def refused(self, row: OutboxRow, error: str) -> bool:
-        """Slack said no for good: never tried again; an alert is owed (once)."""
+    async def refused(self, row: OutboxRow, error: str, *, told: str = "") -> bool:
+        """Slack said no for good: never tried again; an alert is owed (once). *told*: who was told instead."""
+        ...
+
+    async def mirror(self, row: OutboxRow, channel_id: str) -> bool:
+        """Owe the same message in somebody's direct messages; False: owed there already."""
+        ...
+
+    async def withdraw(self, row: OutboxRow) -> bool:
+        """Owe the message no more, if nobody can have seen it; False: the lease is lost, or it may stand."""
         ...
 
     async def reserve(self, team_id: str, channel_id: str, method: str, per_s: float) -> float:

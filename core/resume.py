@@ -8,7 +8,7 @@ left (recover does). The failure it can cause: anything executed here without th
 from dataclasses import replace
 
 from core.agent import Agent
-from core.approvals import Clicker, Undigestible, Via, may_decide
+from core.approvals import Clicker, Undigestible, Via, channel_of, may_decide
 from core.calls import Ask, Calls, Ready, ready
 from core.conversation import error_text
 from core.errors import CouldNotCheck, ToolFailed, words_of
@@ -106,7 +106,8 @@ class Resume:
 
         async def ask() -> Clicker:
             person = await directory.person(run.team_id, user_id, fresh=True)
-            here = policy.by == "anyone" and await directory.in_channel(run.channel_id, user_id, fresh=True)
+            channel = channel_of(policy, run.channel_id)
+            here = policy.by == "anyone" and await directory.in_channel(channel, user_id, fresh=True)
             grouped = isinstance(policy.by, UserGroup) and await directory.in_group(
                 policy.by.handle, user_id, fresh=True
             )

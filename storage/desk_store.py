@@ -5,6 +5,7 @@ the claim's holder must look again. Does not: judge who somebody is (the engine 
 decision recorded without the row lock could be lost between a worker's "nothing there" and its "I wait".
 """
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import asyncpg
 
 from core.approvals import Clicker, Refusal, Via, answers_after_halt, late
 from core.errors import Conflict
-from core.ports import Alert, Continued, Decided, Fence, Letter, LiveRun, NewRun, Stopped
+from core.ports import Acknowledged, Alert, Continued, Decided, Fence, Letter, LiveRun, NewRun, Stopped
 from core.run import HaltReason, Run, RunState, RunView, Suspension, SuspensionKind, SuspensionStatus
 from core.tools import Limits, Scope
 from storage import endings, sql
@@ -266,19 +267,46 @@ class PgDesk:
                 edited=encode_arguments(arguments),
             )
 
-    async def refuse(self, suspension: Suspension, clicker: Clicker, act: str, refusal: Refusal, why: str) -> None:
-        """Audit a refused attempt. Changes nothing that others see."""
+    async def refuse(
+        self, suspension: Suspension | str, clicker: Clicker, act: str, refusal: Refusal, why: str
+    ) -> None:
+        """Audit a refused attempt at a suspension, or (its id) at a run or a suspension that does not exist."""
+        known = None if isinstance(suspension, str) else suspension
+        claimed = clean(suspension)[:200] if isinstance(suspension, str) else ""
         async with self._database.connection() as connection:
             await endings.audit(
                 connection,
-                suspension.run_id,
-                suspension,
+                known.run_id if known else claimed.partition(".")[0],
+                known,
                 act,
                 clicker,
                 self._database.now(),
                 allowed=False,
-                why=f"{refusal.value}: {why}",
+                why=f"{refusal.value}: {why}" + (f" ({claimed})" if claimed else ""),
             )
+
+    async def acknowledge(self, place: str, by: Clicker, *, allowed: bool) -> Acknowledged:
+        """Note on an alert that somebody has taken it up, once; audited either way."""
+        now = self._database.now()
+        async with self._database.transaction() as connection:
+            row = await sql.lock_alert.row(connection, place=place)
+            run_id = (row["run_id"] or "") if row is not None else ""
+            content: dict[str, Any] = json.loads(row["content"]) if row is not None else {}
+            fresh = allowed and row is not None and "acknowledged_by" not in content
+            why = place if row is not None else f"no such alert: {clean(place)}"
+            await endings.audit(
+                connection, run_id, None, "acknowledge", by, now, allowed=allowed and row is not None, why=why[:500]
+            )
+            if not allowed or row is None:
+                return Acknowledged(refused=True)
+            if fresh:
+                at = now or await sql.read_clock.value(connection)
+                content |= {"acknowledged_by": by.id, "acknowledged_at": at.isoformat()}
+                await sql.redraw_alert.run(connection, place=place, content=encode(content), now=now)
+                await self._hint(connection, endings.OUTBOX, run_id)
+        return Acknowledged(
+            refused=False, by=content["acknowledged_by"], at=datetime.fromisoformat(content["acknowledged_at"])
+        )
 
     async def _lock(self, connection: "Connection", suspension_id: str) -> tuple[Suspension, Run, bool] | None:
         row = await sql.lock_suspension.row(connection, suspension_id=suspension_id, now=self._database.now())

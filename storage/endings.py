@@ -49,7 +49,16 @@ async def owe_alert(connection: "Connection", run_id: str | None, alert: Alert, 
         ref="",
         channel_id="",
         thread_ts=None,
-        content=encode({"title": alert.title, "text": alert.text, "run_id": run_id}),
+        content=encode(
+            {
+                "title": clean(alert.title),
+                "text": clean(alert.text),
+                "run_id": run_id,
+                "who": alert.user_id,
+                "channel": alert.channel_id,
+                "thread": alert.thread_ts,
+            }
+        ),
         now=now,
     )
 

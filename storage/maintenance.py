@@ -12,10 +12,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from core.ports import TraceEntry
-from core.run import FailReason, Run, Suspension
+from core.run import FailReason
 from storage import endings, sql
 from storage.database import Database, mapped_errors
-from storage.rows import encode, parsed, run_of, suspension_of, trace_of
+from storage.rows import encode, parsed, run_of, trace_of
 
 if TYPE_CHECKING:
     from storage.database import Connection, Pool
@@ -141,22 +141,21 @@ class PgMaintenance:
                         await endings.hint(connection, endings.OUTBOX, run.id, allowed=self._database.hints)
         return expired
 
-    async def to_remind(self, before_s: float, limit: int = 50) -> list[tuple[Suspension, Run, float]]:
-        """List open suspensions that expire within *before_s* seconds, unreminded, with the seconds left."""
+    async def to_remind(self, at_most_s: float, limit: int = 50) -> list[str]:
+        """List the ids of open suspensions of which a third of the time, at most *at_most_s* seconds, is left and whose
+        people were not reminded yet."""
         async with self._database.connection() as connection:
-            rows = await sql.list_to_remind.rows(connection, before_s=before_s, room=limit, now=self._database.now())
-        return [(suspension_of(parsed(r["suspension"])), run_of(parsed(r["run"])), r["left_s"]) for r in rows]
+            rows = await sql.list_to_remind.rows(connection, at_most_s=at_most_s, room=limit, now=self._database.now())
+        return [row["id"] for row in rows]
 
-    async def remind(self, suspension: Suspension, text: str, mention: list[str]) -> bool:
-        """Owe a reminder beside the card, once; content {"text", "mention": None, "mentions": [...]}."""
+    async def remind(self, suspension_id: str) -> int:
+        """Owe a reminder beside each standing copy of the card, once; return how many were owed now.
+
+        Its words are made at delivery, from the rows as they are then.
+        """
         async with self._database.connection() as connection:
-            place = await sql.owe_reminder.value(
-                connection,
-                suspension_id=suspension.id,
-                content=encode({"text": text, "mention": None, "mentions": mention}),
-                now=self._database.now(),
-            )
-        return place is not None
+            rows = await sql.owe_reminder.rows(connection, suspension_id=suspension_id, now=self._database.now())
+        return len(rows)
 
     async def hasten(self, run_id: str, seconds: float) -> int:
         """For the demo and tests: a run's open suspensions expire in *seconds*; return how many."""

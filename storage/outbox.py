@@ -44,7 +44,7 @@ class PgOutbox:
         columns = parsed(found["run"])
         run = run_of(columns) if columns is not None else None
         suspensions = {s.id: s for s in map(suspension_of, parsed(found["suspensions"]))}
-        shown = suspensions.pop(found["ref"], None) if found["kind"] == "card" else None
+        shown = suspensions.pop(found["ref"], None) if found["kind"] in ("card", "notice") else None
         older = suspensions.get(shown.replaces) if shown is not None and shown.replaces is not None else None
         content = json.loads(found["content"])
         return RenderInputs(
@@ -120,19 +120,23 @@ class PgOutbox:
             )
         return kept is not None
 
-    async def refused(self, row: OutboxRow, error: str) -> bool:
-        """Slack said no for good: not tried again until something else is wanted; an alert is owed, once."""
+    async def refused(self, row: OutboxRow, error: str, *, told: str = "") -> bool:
+        """Slack said no for good: not tried again until something else is wanted; an alert is owed, once (none for a
+        progress line, which says nothing that is missed). *told*: who was told instead, for the alert."""
         now = self._database.now()
         async with self._database.transaction() as connection:
             kept = await sql.refuse_delivery.value(
                 connection, place=row.place, lease_token=row.lease_token, error=clean(error), now=now
             )
-            if kept is not None and row.kind != "alert":
+            if kept is not None and row.kind not in ("alert", "progress"):
                 what = f"the {row.kind} of run {row.run_id}" if row.run_id is not None else f"a {row.kind}"
                 alert = Alert(
-                    key=f"refused:{row.place}",
+                    # One alert for a card, however many of its copies are refused.
+                    key=f"refused:card:{row.ref}" if row.kind == "card" else f"refused:{row.place}",
                     title=f"Slack refuses {what}",
-                    text=f"Channel {row.channel_id}: {error}. Nobody sees this message there.",
+                    text=f"Channel {row.channel_id}: {error}. Nobody sees this message there.{told}",
+                    channel_id=row.channel_id,
+                    thread_ts=row.thread_ts,
                 )
                 await endings.owe_alert(connection, row.run_id, alert, now)
         return kept is not None
@@ -148,6 +152,20 @@ class PgOutbox:
                 now=self._database.now(),
             )
         return place is not None
+
+    async def mirror(self, row: OutboxRow, channel_id: str) -> bool:
+        """Owe the same message in somebody's direct messages; False: owed there already."""
+        async with self._database.connection() as connection:
+            place = await sql.mirror_message.value(
+                connection, place=row.place, channel_id=channel_id, now=self._database.now()
+            )
+        return place is not None
+
+    async def withdraw(self, row: OutboxRow) -> bool:
+        """Owe the message no more, if nobody can have seen it; False: the lease is lost, or it may stand."""
+        async with self._database.connection() as connection:
+            gone = await sql.withdraw_message.value(connection, place=row.place, lease_token=row.lease_token)
+        return gone is not None
 
     async def due_links(self, place: str) -> tuple[str, str] | None:
         """Return (channel, ts) of a message by its place, to link to it; None: it stands nowhere yet."""

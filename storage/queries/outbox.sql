@@ -98,6 +98,32 @@ from suspensions s where s.id = $1
 on conflict (place) do nothing
 returning place;
 
+-- name: mirror_message(place, channel_id, now)
+-- The same message at one more place (its owner's direct messages). No row: it is there already.
+insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
+select place || ':' || $2::text, run_id, kind, ref, $2, null, content, coalesce($3::timestamptz, now())
+from outbox where place = $1
+on conflict (place) do nothing
+returning place;
+
+-- name: withdraw_message(place, lease_token)
+-- A message that came too late to be said, and that nobody can have seen, is not owed any more. No row: the lease is
+-- lost, or it may stand somewhere.
+delete from outbox
+where place = $1 and lease_token = $2 and message_ts is null and posting_since is null
+returning place;
+
+-- name: lock_alert(place)
+-- Locks an alert and returns its content. No row: there is no such alert.
+select content, run_id from outbox where place = $1 and kind = 'alert' for update;
+
+-- name: redraw_alert(place, content, now)
+-- The alert says something new; where it stands, it is edited.
+update outbox set content = $2, version = version + 1, attempts = 0, next_attempt_at = coalesce($3::timestamptz, now()),
+                  updated_at = coalesce($3::timestamptz, now())
+where place = $1 and kind = 'alert'
+returning place;
+
 -- name: refresh_progress(room, every_s, now)
 -- Progress lines of claimed runs that show an older step or doing than the run's, not redrawn for $2 seconds: the
 -- step itself writes nothing for them.

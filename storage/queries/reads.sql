@@ -50,6 +50,10 @@ from suspensions s join runs r on r.id = s.run_id
 where s.status = 'open' and s.run_id = coalesce($1, s.run_id)
 order by s.opened_at, s.id limit $2;
 
+-- name: read_clock()
+-- The database's own time.
+select now() as now;
+
 -- name: read_timeline(run_id)
 -- A run's trace, oldest first.
 select at, kind, body, ms, spend_usd from trace where run_id = $1 order by id;

@@ -213,7 +213,8 @@ select coalesce(claim_token = $2 and state = 'running', false) as held, next_seq
 from runs where id = $1;
 
 -- name: open_suspension(id, run_id, token, call_seq, call_position, kind, tool, tool_version, arguments, preview, digest, policy, asked_by, ttl_s, replaces, note, channel_id, now)
--- A new open suspension of a call, numbered within it, and its card (in the policy's channel, or in the run's thread).
+-- A new open suspension of a call, numbered within it, and its card: in the run's thread, or at the top of the policy's
+-- channel, with a pointer to it in the thread. A pointer is a card by its kind, so that every move redraws it too.
 with opened as (
     insert into suspensions (id, run_id, call_seq, call_position, number, kind, status, token, tool, tool_version,
                              arguments, preview, digest, policy, asked_by, opened_at, expires_at, replaces, note)
@@ -224,11 +225,17 @@ with opened as (
            coalesce($18::timestamptz, now()) + make_interval(secs => $14), $15, $16
     from runs r where r.id = $2
     returning id, run_id
+), placed as (
+    select opened.id, opened.run_id, r.channel_id, r.thread_ts, nullif($17::text, r.channel_id) as elsewhere
+    from opened join runs r on r.id = opened.run_id
 )
 insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, next_attempt_at)
-select 'card:' || opened.id, opened.run_id, 'card', opened.id, coalesce($17, r.channel_id),
-       case when $17::text is null then r.thread_ts end, coalesce($18::timestamptz, now())
-from opened join runs r on r.id = opened.run_id;
+select 'card:' || id, run_id, 'card', id, coalesce(elsewhere, channel_id), case when elsewhere is null then thread_ts end,
+       coalesce($18::timestamptz, now())
+from placed
+union all
+select 'pointer:' || id, run_id, 'card', id, channel_id, thread_ts, coalesce($18::timestamptz, now())
+from placed where elsewhere is not null;
 
 -- name: replace_suspension(run_id, id, replaced_by, now)
 -- open, approved or edited -> replaced: a newer one of the same call took its place; its votes are void. No row: it

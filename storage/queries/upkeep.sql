@@ -78,22 +78,29 @@ select run_id from suspensions
 where status = 'open' and expires_at <= coalesce($2::timestamptz, now())
 group by run_id order by min(expires_at) limit $1;
 
--- name: list_to_remind(before_s, room, now)
--- Open approvals that expire within $1 seconds and whose people were not reminded yet.
-select to_json(r) as run, to_json(s) as suspension,
-       extract(epoch from s.expires_at - coalesce($3::timestamptz, now()))::float8 as left_s
-from suspensions s join runs r on r.id = s.run_id
+-- name: list_to_remind(at_most_s, room, now)
+-- Open suspensions of which a third of the time, at most $1 seconds, is left, whose card stands somewhere, and whose
+-- people were not reminded yet.
+select s.id
+from suspensions s
 where s.status = 'open' and s.expires_at > coalesce($3::timestamptz, now())
-  and s.expires_at <= coalesce($3::timestamptz, now()) + make_interval(secs => $1)
-  and not exists (select from outbox o where o.place = 'notice:' || s.id || ':reminder')
+  and s.expires_at - coalesce($3::timestamptz, now())
+      <= least(make_interval(secs => $1), (s.expires_at - s.opened_at) / 3)
+  and exists (select from outbox o
+              where o.run_id = s.run_id and o.ref = s.id and starts_with(o.place, 'card:') and o.message_ts is not null)
+  and not exists (select from outbox o
+                  where o.run_id = s.run_id and o.ref = s.id and starts_with(o.place, 'notice:' || s.id || ':reminder'))
 order by s.expires_at limit $2;
 
--- name: owe_reminder(suspension_id, content, now)
--- A reminder where the card is, once. No row: owed already, or not open any more.
+-- name: owe_reminder(suspension_id, now)
+-- A reminder beside each copy of the card that stands somewhere, once. No row: owed already, or not open any more.
 insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
-select 'notice:' || s.id || ':reminder', s.run_id, 'notice', s.id, card.channel_id,
-       coalesce(card.thread_ts, card.message_ts), $2, coalesce($3::timestamptz, now())
-from suspensions s join outbox card on card.place = 'card:' || s.id
+select 'notice:' || s.id || ':reminder' || substr(card.place, length('card:' || s.id) + 1), s.run_id, 'notice', s.id,
+       card.message_channel, coalesce(card.thread_ts, card.message_ts), '{"reminder":true}',
+       coalesce($2::timestamptz, now())
+from suspensions s
+join outbox card on card.run_id = s.run_id and card.ref = s.id and starts_with(card.place, 'card:')
+                    and card.message_ts is not null and card.refused_at is null
 where s.id = $1 and s.status = 'open'
 on conflict (place) do nothing
 returning place;

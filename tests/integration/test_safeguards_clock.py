@@ -103,7 +103,10 @@ async def test_a_letter_and_a_suspension_have_the_age_that_the_database_gives_th
     fence = await world.desk.start(letter, world.new_run(letter), world.worker_id)
     assert fence is not None
     await world.worker.step(fence, Batch(messages=(turn(1, "send"),), steps=1))
-    await world.worker.suspend(fence, Batch(), 0, [an_ask(fence.run_id, CallKey(1, 0))])
-    await move_clock(world, 1750)
-    ((_, _, left_s),) = await world.upkeep.to_remind(300.0)
-    assert 0 < left_s <= 50
+    ask = an_ask(fence.run_id, CallKey(1, 0))
+    await world.worker.suspend(fence, Batch(), 0, [ask])
+    await world.pool.execute("update outbox set message_channel = 'C1', message_ts = '1.2' where kind = 'card'")
+    await move_clock(world, 1450)
+    assert await world.upkeep.to_remind(300.0) == []
+    await move_clock(world, 100)
+    assert await world.upkeep.to_remind(300.0) == [ask.id]

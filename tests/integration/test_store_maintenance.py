@@ -224,15 +224,51 @@ async def test_hastening_shortens_and_never_lengthens(world: World) -> None:
     assert await world.upkeep.expire_due() == 1
 
 
-async def test_a_reminder_comes_once_and_only_near_the_end(world: World) -> None:
-    _, (ask,) = await world.suspended()
-    assert await world.upkeep.to_remind(300) == []
+async def posted(world: World, place: str, channel: str = "C1", ts: str = "1700000001.000100") -> None:
+    """Let the message of a place stand in Slack."""
+    await world.pool.execute(
+        "update outbox set message_channel = $2, message_ts = $3, delivered_version = version where place = $1",
+        place,
+        channel,
+        ts,
+    )
+
+
+async def test_a_reminder_comes_once_beside_each_standing_copy_and_only_near_the_end(world: World) -> None:
+    run_id, (ask,) = await world.suspended()
     world.pass_time(1600)
-    ((suspension, run, left),) = await world.upkeep.to_remind(300)
-    assert (suspension.id, run.id, left) == (ask.id, ask.id.partition(".")[0], 200.0)
-    assert await world.upkeep.remind(suspension, "expires soon", ["U1", "U2"])
-    assert not await world.upkeep.remind(suspension, "expires soon", ["U1"])
+    assert await world.upkeep.to_remind(300) == [], "nobody can have seen a card that stands nowhere"
+    await posted(world, f"card:{ask.id}")
+    await world.outbox.mirror_card(ask.id, "D7")
+    await posted(world, f"card:{ask.id}:D7", "D7", "1700000002.000200")
+    world.pass_time(-200)
+    assert await world.upkeep.to_remind(300) == [], "more than five minutes are left"
+    world.pass_time(200)
+    assert await world.upkeep.to_remind(300) == [ask.id]
+    assert await world.upkeep.remind(ask.id) == 2
+    assert await world.upkeep.remind(ask.id) == 0
     assert await world.upkeep.to_remind(300) == []
+    rows = await world.pool.fetch("select * from outbox where place like '%:reminder%' order by place")
+    thread = await world.value("select thread_ts from runs where id = $1", run_id)
+    assert [(row["channel_id"], row["thread_ts"]) for row in rows] == [("C1", thread), ("D7", "1700000002.000200")]
+
+
+async def test_a_short_suspension_is_reminded_of_when_a_third_of_its_time_is_left(world: World) -> None:
+    _, (ask,) = await world.suspended(ttl_s=60)
+    await posted(world, f"card:{ask.id}")
+    world.pass_time(39)
+    assert await world.upkeep.to_remind(300) == []
+    world.pass_time(2)
+    assert await world.upkeep.to_remind(300) == [ask.id]
+
+
+async def test_nobody_is_reminded_of_what_is_decided(world: World) -> None:
+    _, (ask,) = await world.suspended()
+    await posted(world, f"card:{ask.id}")
+    world.pass_time(1600)
+    await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=False)
+    assert await world.upkeep.to_remind(300) == []
+    assert await world.upkeep.remind(ask.id) == 0
 
 
 # ---- retention -----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -126,6 +127,75 @@ async def test_a_card_stands_at_every_place_where_it_is_wanted(world: World) -> 
     await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=False)
     places = await world.places()
     assert (places[f"card:{ask.id}"], places[f"card:{ask.id}:D7"]) == (2, 2)
+
+
+async def test_a_policys_channel_gets_the_card_and_the_thread_a_pointer(world: World) -> None:
+    run_id, (ask,) = await world.suspended(policy=Approval(by="anyone", channel="C0MANAGERS"))
+    rows = {row["place"]: row for row in await world.pool.fetch("select * from outbox where kind = 'card'")}
+    card, pointer = rows[f"card:{ask.id}"], rows[f"pointer:{ask.id}"]
+    assert (card["channel_id"], card["thread_ts"]) == ("C0MANAGERS", None)
+    thread = await world.value("select thread_ts from runs where id = $1", run_id)
+    assert (pointer["channel_id"], pointer["thread_ts"], pointer["ref"]) == ("C1", thread, ask.id)
+    await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=True)
+    places = await world.places()
+    assert (places[f"card:{ask.id}"], places[f"pointer:{ask.id}"]) == (2, 2)
+
+
+async def test_a_policy_that_names_the_runs_own_channel_keeps_the_card_in_its_thread(world: World) -> None:
+    run_id, (ask,) = await world.suspended(policy=Approval(by="anyone", channel="C1"))
+    (card,) = await world.pool.fetch("select * from outbox where kind = 'card'")
+    thread = await world.value("select thread_ts from runs where id = $1", run_id)
+    assert (card["place"], card["channel_id"], card["thread_ts"]) == (f"card:{ask.id}", "C1", thread)
+
+
+async def test_a_refused_card_owes_one_alert_however_many_copies_are_refused(world: World) -> None:
+    _, (ask,) = await world.suspended()
+    await world.outbox.mirror_card(ask.id, "D7")
+    for row in await world.outbox.take(50, 30):
+        assert await world.outbox.refused(row, "is_archived")
+    alerts = await world.pool.fetch("select place from outbox where kind = 'alert'")
+    assert [alert["place"] for alert in alerts] == [f"alert:refused:card:{ask.id}"], "and none for the progress line"
+
+
+async def test_a_message_stands_once_more_in_direct_messages(world: World) -> None:
+    fence = await world.started()
+    await world.worker.answer(fence, Batch(messages=(turn(1, text="42"),)), 0, "42")
+    row = await _take(world, "answer")
+    assert await world.outbox.mirror(row, "D7")
+    assert not await world.outbox.mirror(row, "D7")
+    (copy,) = [taken for taken in await world.outbox.take(50, 30) if taken.channel_id == "D7"]
+    assert (copy.place, copy.thread_ts, copy.kind) == (f"{row.place}:D7", None, "answer")
+    assert (await world.outbox.render_inputs(copy)).answer == "42"
+
+
+async def test_what_somebody_may_have_seen_is_not_withdrawn(world: World) -> None:
+    _, (ask,) = await world.suspended()
+    row = await _take(world, "card")
+    assert await world.outbox.posting(row)
+    assert not await world.outbox.withdraw(row)
+    assert not await world.outbox.withdraw(replace(row, lease_token=str(uuid4())))
+    assert await world.outbox.retry(row, "it never went out", 0.0, absent=True)
+    assert await world.outbox.withdraw(await _take(world, "card"))
+    assert f"card:{ask.id}" not in await world.places()
+
+
+async def test_an_alert_is_acknowledged_once_and_says_by_whom(world: World) -> None:
+    async with world.pool.acquire() as connection:
+        await endings.owe_alert(connection, None, Alert("key", "title", "te\0xt"), world.now)
+    refused = await world.desk.acknowledge("alert:key", clicker("U8"), allowed=False)
+    assert refused.refused
+    first = await world.desk.acknowledge("alert:key", clicker("U9"), allowed=True)
+    assert (first.refused, first.by, first.at) == (False, "U9", world.now)
+    world.pass_time(60)
+    second = await world.desk.acknowledge("alert:key", clicker("U7"), allowed=True)
+    assert second == first
+    assert (await world.desk.acknowledge("alert:nothing", clicker("U9"), allowed=True)).refused
+    assert (await world.places())["alert:key"] == 2
+    row = await _take(world, "alert")
+    content = (await world.outbox.render_inputs(row)).content
+    assert (content["acknowledged_by"], content["title"]) == ("U9", "title")
+    audited = await world.pool.fetch("select by, allowed from audit where act = 'acknowledge' order by id")
+    assert [tuple(row) for row in audited] == [("U8", False), ("U9", True), ("U7", True), ("U9", False)]
 
 
 async def test_a_card_is_rendered_from_its_rows_with_the_older_version_beside_it(world: World) -> None:
