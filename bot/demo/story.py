@@ -48,6 +48,8 @@ class Story:
         self.workspace = Workspace(stage.url, stage.http)
         self.approved: list[str] = []
         self.settling: list[Drafted] = []
+        self.recovered_s: list[float] = []
+        self.totals: list[tuple[str, str]] = []
         self.first: Drafted | None = None
 
     def steps(self) -> list[tuple[str, Step]]:
@@ -60,7 +62,7 @@ class Story:
             ("discount changed: asked again, old → new", self.changed),
             ("credit hold: not executed, reason told", self.hold),
             ("permission revoked: not executed", self.revoked),
-            ("directory down: could not check, then done", self.directory),
+            ("directory down: not checked; then done", self.directory),
             ("two clicks at once: one counts", self.two_clicks),
             ("another's click, a written “yes”: nothing", self.bystanders),
             ("killed between click and execution", self.killed_before),
@@ -173,7 +175,7 @@ class Story:
         await drafted.thread.shows("already by", after=drafted.card["ts"])
         self.approved.append(drafted.quote)
         await self._expect_sends(drafted.quote, 1)
-        return f"{drafted.quote} · the other is told"
+        return f"{drafted.quote} · one was told"
 
     async def bystanders(self) -> str:
         """Let somebody else click, and the owner write "yes"; then give a new instruction."""
@@ -279,7 +281,16 @@ class Story:
         open_actions = await self.stage.records.open_actions()
         _expect(open_actions == 0, f"{open_actions} writes of ended runs have no outcome")
         _expect(not states["failed"], f"{states['failed']} runs failed")
-        return f"{sum(wanted.values())} quotes · {sum(states.values())} runs"
+        total = sum(wanted.values())
+        self.totals = [
+            ("Runs", f"{sum(states.values())} ({', '.join(f'{n} {state}' for state, n in sorted(states.items()))})"),
+            ("Approved", f"{total} · sent by the CRM {sum(sends.values())} · mails {sum(mails.values())} · none twice"),
+            (
+                "Killed",
+                f"{len(self.recovered_s)} times · answered {max(self.recovered_s, default=0):.1f} s later at most",
+            ),
+        ]
+        return f"{total} quotes · {sum(states.values())} runs"
 
     # ---- what steps share -------------------------------------------------------------------------------------------
 
@@ -313,6 +324,7 @@ class Story:
         await self._expect_sends(drafted.quote, 1)
         # An edit of the card that the dead process had begun is done again when its lease is over: seen in the end.
         self.settling.append(drafted)
+        self.recovered_s.append(took_s)
         return f"{drafted.quote} · done in {took_s:.1f} s"
 
     async def _hasten(self, run: str, seconds: float) -> None:
@@ -364,6 +376,8 @@ async def tell(stage: Stage, panel: Panel, say: Callable[[str], None]) -> bool:
         say(f"  {len(failed)} of {len(steps)} steps are off: {', '.join(map(str, failed))} · {took_s:.0f} s")
         say(f"  Logs: {stage.place}")
     else:
+        for name, total in story.totals:
+            say(f"  {name:<9} {total}")
         say(f"  All {len(steps)} steps went as they must · {took_s:.0f} s")
     return not failed
 
