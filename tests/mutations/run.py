@@ -11,6 +11,7 @@ whatever their directory and environment. The failure it can cause: none to the 
 
     make mutants                       all
     make mutants ARGS="fence digest"   only those whose name contains one of the words
+    make mutants ARGS="--why fence"    and which test noticed each, with its first words
 
 Exit code: 0 every mutation was noticed; 1 at least one survived; 2 something could not be judged (a text that does not
 stand there any more, tests that fail without a mutation or cannot run).
@@ -100,7 +101,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Judged:
-    """A mutation's verdict. *words*: why it could not be judged."""
+    """A mutation's verdict. *words*: why it could not be judged, or what noticed it."""
 
     mutation: Mutation
     verdict: Verdict
@@ -189,15 +190,23 @@ class Lane:
         try:
             for path, (_, now) in files.items():
                 path.write_text(now, "utf-8")
-            alive, _ = self.passes(mutation.tests, TIMEOUT_S)
+            alive, printed = self.passes(mutation.tests, TIMEOUT_S)
         except TimeoutError as error:
-            return judged(Verdict.NOTICED) if mutation.may_hang else judged(Verdict.UNJUDGED, str(error))
+            return judged(Verdict.NOTICED, str(error)) if mutation.may_hang else judged(Verdict.UNJUDGED, str(error))
         except CannotJudge as error:
             return judged(Verdict.UNJUDGED, str(error))
         finally:
             for path, (before, _) in files.items():
                 path.write_text(before, "utf-8")
-        return judged(Verdict.SURVIVED if alive else Verdict.NOTICED)
+        return judged(Verdict.SURVIVED) if alive else judged(Verdict.NOTICED, _noticed_by(printed))
+
+
+def _noticed_by(printed: str) -> str:
+    """Return which test failed, and the first lines of why."""
+    lines = printed.splitlines()
+    failed = [line.partition("::")[2].partition(" - ")[0] for line in lines if line.startswith(("FAILED", "ERROR"))]
+    why = [line[1:].strip() for line in lines if line.startswith("E ") and line[1:].strip()][:3]
+    return "\n".join(["by " + ", ".join(failed), *why])
 
 
 def _end(running: "subprocess.Popen[str]") -> None:
@@ -270,7 +279,8 @@ def _told(judged: Judged) -> str:
 def main(words: Sequence[str]) -> int:
     """Run; return the exit code."""
     begun = time.monotonic()
-    chosen = mutations(words)
+    why = "--why" in words
+    chosen = mutations([word for word in words if word != "--why"])
     if not chosen:
         print("there is no such mutation; the names are:", *(mutation.name for mutation in mutations()), sep="\n  ")
         return 2
@@ -290,6 +300,8 @@ def main(words: Sequence[str]) -> int:
             count = f"{len(results)}/{len(chosen)}"
             name = textwrap.shorten(judged.mutation.name, WIDTH - 29)
             print(f"{count:>7}  {judged.verdict.value:<8} {judged.seconds:6.1f} s  {name}", flush=True)
+            if why and judged.verdict is Verdict.NOTICED:
+                print(*(f"{'':>11}{line[: WIDTH - 11]}" for line in judged.words.splitlines()), sep="\n", flush=True)
     by = {verdict: [judged for judged in results if judged.verdict is verdict] for verdict in Verdict}
     for judged in (*by[Verdict.SURVIVED], *by[Verdict.UNJUDGED]):
         print("\n" + _told(judged))

@@ -1,0 +1,160 @@
+"""Safeguards of single moves on the real store that no other test would miss."""
+
+from collections.abc import Awaitable, Callable
+from decimal import Decimal
+
+import asyncpg
+import pytest
+
+from core import Agent, Scope, User
+from core.approvals import Person, Refusal, Via
+from core.conversation import CallKey
+from core.engine import Actor, Engine, Rules
+from core.errors import NewsArrived
+from core.ports import Batch, Closing, Fence
+from core.run import HaltReason, SuspensionStatus
+from core.tools import Approval
+from storage import sql
+from tests.integration.storeworld import World, an_ask, clicker, said, turn, world_on
+
+
+@pytest.fixture
+def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
+    return world_on(pool)
+
+
+async def no_scope(user: User) -> Scope:
+    return Scope()
+
+
+class People:
+    """Everybody is active, and in the channel."""
+
+    async def person(self, team_id: str, user_id: str, *, fresh: bool = False) -> Person:
+        return Person(User(team_id=team_id, user_id=user_id, name=user_id))
+
+    async def in_channel(self, channel_id: str, user_id: str, *, fresh: bool = False) -> bool:
+        return True
+
+    async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
+        return False
+
+
+# ---- decisions -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_click_from_another_workspace_finds_nothing(world: World) -> None:
+    """User ids are unique within a team only: the same id elsewhere is somebody else."""
+    _, (ask,) = await world.suspended(policy=Approval(by="anyone"))
+    engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, People(), Rules())
+    for approve in (True, False):
+        actor = Actor("T2", "U1", Via.BUTTON)
+        refused = await engine.decide(actor, ask.id, ask.token, approve=approve, digest=ask.digest)
+        assert (refused.refusal, refused.suspension, refused.run) == (Refusal.UNKNOWN, None, None)
+    assert await world.value("select status from suspensions where id = $1", ask.id) == "open"
+    decided = await engine.decide(Actor("T1", "U1", Via.BUTTON), ask.id, ask.token, approve=True, digest=ask.digest)
+    assert decided.refusal is None
+
+
+@pytest.mark.parametrize("after", ["declined", "approved"])
+async def test_the_statement_of_a_decision_takes_only_what_is_open(world: World, after: str) -> None:
+    """Whatever its caller has looked at."""
+    run_id, (ask,) = await world.suspended()
+    await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=after == "approved")
+    before = await world.everything()
+    row = await sql.decide_suspension.row(
+        world.pool, run_id=run_id, suspension_id=ask.id, status="approved", by="U2", reason=None,
+        edited_arguments=None, worker_id=world.worker_id, act="approve", via="button", voting=True, hints=False,
+        now=world.now,
+    )  # fmt: skip
+    assert row is None
+    assert await world.everything() == before
+
+
+async def test_no_card_opens_again_over_news(world: World) -> None:
+    """The directory was down; meanwhile the owner wrote: they are heard first."""
+    fence, (ask,) = await world.approved()
+    seen = (await world.worker.load(fence)).run.news
+    thread = await world.value("select thread_ts from runs where id = $1", fence.run_id)
+    assert await world.desk.attach(await world.letter("forget it", thread=thread), fence.run_id)
+    before = await world.everything()
+    with pytest.raises(NewsArrived):
+        await world.worker.rearm(fence, Batch(), seen, ask.id, f"{fence.run_id}.new", "try again")
+    assert await world.everything() == before
+
+
+Move = Callable[[World, Fence], Awaitable[object]]
+RESTING: dict[str, Move] = {
+    "suspend": lambda w, f: w.worker.suspend(f, Batch(), 9, [an_ask(f.run_id, CallKey(1, 1))]),
+    "rearm": lambda w, f: w.worker.rearm(f, Batch(), 9, "whatever", "new", "try again"),
+    "supersede_open": lambda w, f: w.worker.supersede_open(f, Batch(), 9),
+    "wait": lambda w, f: w.worker.wait(f, Batch(), 9),
+    "answer": lambda w, f: w.worker.answer(f, Batch(messages=(said(2),)), 9, "done"),
+}
+
+
+@pytest.mark.parametrize("name", RESTING)
+async def test_no_move_rests_over_a_stop(world: World, name: str) -> None:
+    """Even one that has seen the news: somebody who asked to stop gets a stop, not a card or an answer."""
+    fence, (call, _) = await world.asking("send", "send")
+    await world.worker.suspend(fence, Batch(), 0, [an_ask(fence.run_id, call)], stay_running=True)
+    stopped = await world.desk.stop(fence.run_id, clicker())
+    assert stopped.how == "requested"
+    before = await world.everything()
+    with pytest.raises(NewsArrived):
+        await RESTING[name](world, fence)
+    assert await world.everything() == before
+
+
+# ---- what was spent --------------------------------------------------------------------------------------------------
+
+
+async def used(world: World, run_id: str) -> tuple[object, ...]:
+    """Return what a run has used."""
+    row = await world.pool.fetchrow(
+        "select spend_usd, step, tool_calls, elapsed_ms, dearest_call_usd from runs where id = $1", run_id
+    )
+    assert row is not None
+    return tuple(row)
+
+
+@pytest.mark.parametrize("way_back", ["continue", "reap", "release", "decide", "supersede"])
+async def test_every_way_back_keeps_what_was_used(world: World, way_back: str) -> None:
+    """No resumption is a fresh budget."""
+    fence = await world.started()
+    run_id = fence.run_id
+    spent = Batch(
+        messages=(turn(1, "send"),), steps=3, tool_calls=2, spend_usd=Decimal("0.18"), elapsed_ms=4321,
+        dearest_call_usd=Decimal("0.07"),
+    )  # fmt: skip
+    await world.worker.step(fence, spent)
+    before = await used(world, run_id)
+    assert before == (Decimal("0.18"), 3, 2, 4321, Decimal("0.07"))
+    if way_back == "continue":
+        await world.worker.halt(fence, Batch(), HaltReason.BUDGET_SPEND, Closing())
+        halted = await world.desk.run(run_id)
+        assert halted is not None
+        continued = await world.desk.continue_(run_id, 1, clicker(), halted.limits, None, world.worker_id)
+        assert continued.claimed is not None
+    elif way_back == "reap":
+        assert await world.upkeep.reap(lease_s=90, quick=False) == [run_id]
+        assert len(await world.worker.claim(world.worker_id, 1)) == 1
+    elif way_back == "release":
+        await world.worker.release(fence)
+        assert len(await world.worker.claim(world.worker_id, 1)) == 1
+    else:
+        ask = an_ask(run_id, CallKey(1, 0))
+        await world.worker.suspend(fence, Batch(), 0, [ask])
+        if way_back == "decide":
+            decided = await world.desk.decide(
+                ask.id, ask.token, ask.digest, clicker(), approve=True, worker_id=world.worker_id
+            )
+            assert decided.claimed is not None
+        else:
+            thread = await world.value("select thread_ts from runs where id = $1", run_id)
+            letter = await world.letter("make it 300", thread=thread)
+            assert await world.desk.supersede(letter, run_id, world.worker_id) is not None
+            found = await world.desk.suspension(ask.id)
+            assert found is not None
+            assert found[0].status is SuspensionStatus.SUPERSEDED
+    assert await used(world, run_id) == before
