@@ -73,7 +73,7 @@ async def test_in_a_dm_every_message_counts_in_a_channel_only_mentions(on: Stage
     await on.deliver()
     mention = await on.slack.post_as(VERA, dm, "<@U0ATLAS0001> and in stock?", chat["ts"])
     await until(lambda: on.pool.fetchval("select count(*) = 2 from inbox"))
-    rows = await on.pool.fetch("select kind, channel_id, ts, thread_ts, text from inbox order by id")
+    rows = await on.pool.fetch("select kind, channel_id, ts, thread_ts, text from inbox order by ts")
     assert [tuple(row) for row in rows] == [
         ("direct", dm, chat["ts"], chat["ts"], "what is SKU-4411?"),
         ("direct", dm, mention["ts"], chat["ts"], "and in stock?"),
