@@ -6,19 +6,24 @@ failure it can cause: a process that is only cut off from the database for longe
 runs go on elsewhere, and the fence refuses whatever it still writes.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from core.conversation import Message, StoredMessage
 from core.ports import TraceEntry
+from core.results import unanswered
 from core.run import FailReason
 from storage import endings, sql
 from storage.database import Database, mapped_errors
-from storage.rows import encode, parsed, run_of, trace_of
+from storage.rows import encode, message_columns, parsed, run_of, trace_of, view_of
 
 if TYPE_CHECKING:
     from storage.database import Connection, Pool
+
+log = logging.getLogger("atlas.maintenance")
 
 # A killed process is noticed by its free session lock, once it has missed this many seconds of its beat of one second.
 QUICK_AFTER_S = 4.0
@@ -117,8 +122,37 @@ class PgMaintenance:
         reason = FailReason.RECOVERY_EXHAUSTED.value
         body = encode({"reason": reason, "by": "reaper"})
         await sql.trace_event.run(connection, run_id=run_id, kind="failed", body=body, now=now)
+        await self._close_calls(connection, run_id)
         detail = "Atlas was cut off each time it worked on this; the operators have been told."
         await endings.fail(connection, run_id, None, reason, detail, None, now)
+
+    async def _close_calls(self, connection: "Connection", run_id: str) -> None:
+        """Give every open call its result, as the last pass would have: a follow-up needs one for each."""
+        now = self._database.now()
+        row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=now)
+        try:
+            view = view_of(row) if row is not None else None
+            closing = unanswered(view) if view is not None else []
+        except Exception:
+            # What took its processes down may be its own rows; it has to end all the same.
+            log.exception("run %s: its rows do not load", run_id)
+            return
+        if view is None or not closing:
+            return
+        results = [
+            StoredMessage(seq, Message(role="tool", text=text, call_id=call.call.id), call.key)
+            for seq, (call, text) in enumerate(closing, start=len(view.messages))
+        ]
+        seqs, _, bodies, _, answers_seqs, answers_positions = message_columns(results)
+        await sql.append_results.run(
+            connection,
+            run_id=run_id,
+            seqs=seqs,
+            bodies=bodies,
+            answers_seqs=answers_seqs,
+            answers_positions=answers_positions,
+            now=now,
+        )
 
     # ---- expiry -----------------------------------------------------------------------------------------------------
 

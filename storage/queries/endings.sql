@@ -30,6 +30,16 @@ update runs set state = 'failed', fail_reason = $3, detail = $4, claim_token = n
 where id = $1 and claim_token is not distinct from $2::uuid and state = 'running'
 returning to_json(runs) as run;
 
+-- name: append_results(run_id, seqs, bodies, answers_seqs, answers_positions, now)
+-- The reaper closes the open calls of a run that it fails: nobody holds its claim, and its row is locked.
+with said as (
+    insert into messages (run_id, seq, role, body, answers_seq, answers_position, created_at)
+    select $1, m.seq, 'tool', m.body, m.answers_seq, m.answers_position, coalesce($6::timestamptz, now())
+    from unnest($2::integer[], $3::text[], $4::integer[], $5::integer[]) as m (seq, body, answers_seq, answers_position)
+)
+update runs set next_seq = next_seq + cardinality($2::integer[]) where id = $1
+returning id;
+
 -- name: close_run_rows(run_id, stopped_card, now)
 -- What every ending does to the rows that hang on the run: no action stays intended, no suspension open (its card
 -- says so), the thread is free for a follow-up, unhandled mail goes back to the drain, the progress line is redrawn.

@@ -10,6 +10,7 @@ import inspect
 import os
 import random
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -127,8 +128,9 @@ async def _on_own_database(dsn: str, template: str, name: str, case: Case) -> Re
         try:
             async with asyncio.timeout(CASE_S):
                 return await play(urlunsplit(urlsplit(dsn)._replace(path=f"/{name}")), BY_NAME[scenario], plan)
-        except TimeoutError:
-            return Report(scenario, plan, wrong=[f"not over after {CASE_S:g} s"])
+        except Exception as error:  # noqa: BLE001  whatever breaks a case is what came of it
+            why = "".join(traceback.format_exception(error)[-3:])
+            return Report(scenario, plan, wrong=[f"the case broke: {type(error).__name__}: {error}: {why}"])
         finally:
             await admin.execute(f'drop database "{name}" with (force)')
     finally:

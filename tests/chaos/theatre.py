@@ -90,9 +90,12 @@ class Process:
 
     async def heard(self, timeout_s: float = ANSWER_S) -> dict[str, Any] | None:
         """Return its next answer; None: it is gone. Raises: Broke, TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            raw = await self.reader.readline()
-        if not raw:
+        try:
+            async with asyncio.timeout(timeout_s):
+                raw = await self.reader.readline()
+        except ConnectionError:
+            return None  # it was killed before it read what was sent
+        if not raw.endswith(b"\n"):
             return None
         answer: dict[str, Any] = json.loads(raw)
         if "broke" in answer:
