@@ -143,16 +143,22 @@ def register(app: AsyncApp, service: Service) -> None:
         await args.ack()
         await whisper(args, (texts.UNKNOWN_BUTTON,))
 
-    app.action("approve")(approve)
-    app.action("happened")(approve)
-    app.action("did_not_happen")(did_not_happen)
-    app.action("decline")(decline)
-    app.action("details")(show_details)
-    app.action("edit")(edit)
-    app.action("continue")(go_on)
-    app.action("stop")(stop)
-    app.action(re.compile(r"link\b.*"))(link)
-    app.action(re.compile(r".*", re.DOTALL))(unknown)
+    known = {
+        "approve": approve,
+        "happened": approve,
+        "did_not_happen": did_not_happen,
+        "decline": decline,
+        "details": show_details,
+        "edit": edit,
+        "continue": go_on,
+        "stop": stop,
+    }
+    for action_id, listener in known.items():
+        app.action(action_id)(listener)
+    app.action(re.compile(r"\Alink\b"))(link)
+    # Not for the ones above: Bolt tries the next listener when one did not ack, and what was not committed must stay
+    # unacked.
+    app.action(re.compile(rf"\A(?!(?:{'|'.join(known)})\Z|link\b)"))(unknown)
 
 
 def _press(args: AsyncArgs) -> Press | None:
