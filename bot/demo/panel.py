@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import aiohttp
@@ -347,8 +348,9 @@ class Panel:
                     before = seen.get(effect["key"], 0)
                     seen[effect["key"]] = effect["requests"]
                     if before == 0:
-                        done = "has sent" if effect["kind"] == "send_quote" else "has drafted"
-                        self.stage.note(f"CRM: {done} {effect['quote']} for {effect['account']}, {effect['total']}")
+                        done = "sent" if effect["kind"] == "send_quote" else "drafted"
+                        amount = f"{Decimal(effect['total']):,} USD"
+                        self.stage.note(f"CRM: {done} {effect['quote']} for account {effect['account']}, {amount}")
                     elif effect["requests"] > before:
                         self.stage.note(f"CRM: asked again for {effect['quote']} under the same key; done once")
             await asyncio.sleep(_WATCH_S)

@@ -154,7 +154,18 @@ async def test_the_panel_moves_the_world(data_dir: Path, postgres: str, http: ai
         assert len([line for line in running.left() if line.endswith("-m bot serve")]) == 2
         assert (await pull(http, running, "second", False))["ok"]
         assert len([line for line in running.left() if line.endswith("-m bot serve")]) == 1
+        for lever in ("lose_post", "rate_limit", "twice", "send_fails", "send_answer_lost"):
+            assert (await pull(http, running, lever))["ok"]
+        async with http.get(f"{running.url}/faults") as response:
+            faults = await response.json()
+        assert [fault["kind"] for fault in faults["methods"]] == ["store_then_drop", "ratelimited"]
+        assert faults["sockets"]["duplicate"] == 1
+        assert (await panel(http, running))["send_fails"]["disabled"]
         assert (await pull(http, running, "calm"))["ok"]
+        async with http.get(f"{running.url}/faults") as response:
+            assert (await response.json())["methods"] == []
+        assert (await pull(http, running, "drop_sockets"))["ok"]
+        await until(lambda: connected(http, running), "another connection")
         controls = await panel(http, running)
         usual = {"hold": False, "discount": "10", "role": "inside_sales", "directory_down": False}
         assert {lever: controls[lever]["value"] for lever in usual} == usual
@@ -164,6 +175,8 @@ async def test_the_panel_moves_the_world(data_dir: Path, postgres: str, http: ai
 
 async def test_the_story_tells_itself_and_its_database_goes(data_dir: Path, postgres: str) -> None:
     async with demo("--script", data_dir=data_dir, database_url=postgres) as running:
+        await running.says("played by itself")
+        running.know()
         assert await running.rest(STORY_WITHIN_S) == 0, "\n".join(running.said)
         steps = [line for line in running.said if line.startswith(("  ✓", "  ✗"))]
         assert len(steps) >= 15
