@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -179,7 +180,7 @@ async def test_guests_externals_and_the_deactivated_are_refused(on: Stage) -> No
         suspension_id = await on.suspend(await on.run(channel=channel), policy=Approval(by="anyone"))
         card = await on.card(suspension_id)
         await (await on.slack.click(user, channel, card["ts"], "approve")).settled()
-        await until(lambda user=user, channel=channel: "not" in whispers(on.slack, user, channel))
+        await until(partial(lambda who, where: "not" in whispers(on.slack, who, where), user, channel))
         assert await status(on, suspension_id) is SuspensionStatus.OPEN
     suspension_id = await on.suspend(await on.run(), policy=Approval(by="anyone"))
     card = await on.card(suspension_id)
@@ -210,7 +211,7 @@ async def test_late_and_forged_clicks_change_nothing(on: Stage) -> None:
         seen = len(on.slack.ephemerals(MARCUS, SALES_DESK))
         clicked = await press(on, MARCUS, card, "approve", forge={"value": text})
         assert clicked.state == "acked"
-        await until(lambda seen=seen: len(on.slack.ephemerals(MARCUS, SALES_DESK)) > seen)
+        await until(partial(lambda before: len(on.slack.ephemerals(MARCUS, SALES_DESK)) > before, seen))
         assert await status(on, suspension_id) is SuspensionStatus.OPEN, value
         assert await status(on, other_id) is SuspensionStatus.OPEN
     on.time.advance(1801)
@@ -271,7 +272,7 @@ async def test_a_long_artefact_is_approved_on_the_last_page_of_its_details(on: S
         shown = on.slack.modals(RITA)[-1]
         await (await on.slack.submit(RITA, shown["id"])).settled()
         pages += 1
-        await until(lambda pages=pages: f"Page {pages} of" in modal_text(on.slack, RITA))
+        await until(partial(lambda page: f"Page {page} of" in modal_text(on.slack, RITA), pages))
         assert await status(on, suspension_id) is SuspensionStatus.OPEN
     assert "SKU-0199" in modal_text(on.slack, RITA)
     await (await on.slack.submit(RITA, on.slack.modals(RITA)[-1]["id"])).settled()

@@ -33,7 +33,7 @@ async def test_a_refresh_of_either_connection_loses_nothing(on: Stage) -> None:
     async with connected(on) as socket:
         assert await socket.alive() == 2
         for reason in ("warning", "refresh_requested"):
-            await on.slack.sockets.disconnect(reason, 1)  # type: ignore[arg-type]
+            await on.slack.sockets.disconnect(reason, 1)
             await mentions_arrive(on, 5, reason)
         await until(socket.alive)
         await until(lambda: len(on.slack.sockets.sockets) >= 2)

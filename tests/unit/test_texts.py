@@ -107,7 +107,7 @@ def test_the_voice_is_complete_and_plain() -> None:
         assert "&lt;" not in text
     assert voice.continued(RUN) is None
     assert voice.stopped(Stopped("halted", RUN)) is None
-    assert "quote Henderson" in said[0]
+    assert "quote Henderson" in (said[0] or "")
 
 
 def test_a_line_is_safe_in_each_form() -> None:
