@@ -304,7 +304,8 @@ def _can_ask(tool: Tool[Any]) -> bool:
 
 def _confirmed_by(outcome: Suspension) -> dict[str, JsonValue]:
     who = outcome.decided_by or "somebody"
-    return {"happened": True, "confirmed_by": f"@{who}", "note": "a person confirmed it; no result known"}
+    # The note first: the card's "Done · …" shows the first text of a result.
+    return {"happened": True, "note": "a person confirmed it; no result known", "confirmed_by": f"@{who}"}
 
 
 def _attempted(act: Reconcile, action: Action) -> Preview:
