@@ -365,7 +365,9 @@ def _acked(rows: Rows, slack: Simulator) -> Iterator[str]:
     """No acked event without its run, message or decision."""
     records = slack.journal.records
     envelopes = {r["envelope_id"]: r["envelope"] for r in records if r["kind"] == "envelope"}
-    acked = [envelopes[r["envelope_id"]] for r in records if r["kind"] == "ack" and r["known"]]
+    # Over a socket an ack is known or not; over HTTP it is a status.
+    acks = [r for r in records if r["kind"] == "ack" and (r["status"] == 200 if "status" in r else r["known"])]
+    acked = [envelope for ack in acks if (envelope := envelopes[ack["envelope_id"]])]
     bot = slack.workspace.bot_user_id
     stored = {(row["channel_id"], row["ts"]) for row in rows.inbox}
     clicks: Counter[tuple[str, str]] = Counter()
