@@ -11,12 +11,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from core.ports import Alert, OutboxRow, RenderInputs
-from core.run import Run, RunState
+from core.run import HaltReason, Run, RunState, Suspension, SuspensionStatus
 from storage import endings, sql
 from storage.database import Database
 from storage.rows import clean, parsed, run_of, suspension_of, trace_of
 
 if TYPE_CHECKING:
+    import asyncpg
+
     from storage.database import Pool
 
 _ORDER = {"card": 0, "answer": 0, "progress": 2}
@@ -58,7 +60,9 @@ class PgOutbox:
             content=content,
             identical_success_at=found["identical_success_at"],
             answer=content.get("text") if found["kind"] == "answer" else None,
-            continuable=run is not None and _continuable(run, columns["followed_up"], found["kind"], found["ref"]),
+            continuable=run is not None
+            and not columns["followed_up"]
+            and (_asks_again(run, shown, suspensions) if shown is not None else _continuable(run, found)),
             links={link["place"]: (link["message_channel"], link["message_ts"]) for link in parsed(found["links"])},
         )
 
@@ -205,6 +209,16 @@ class PgOutbox:
             )
 
 
-def _continuable(run: Run, followed_up: bool, kind: str, ref: str) -> bool:
-    """Say whether a halt's card still carries Continue: its own halt, and nothing took over."""
-    return kind == "halt" and run.state is RunState.HALTED and ref == str(run.halts) and not followed_up
+def _continuable(run: Run, row: "asyncpg.Record") -> bool:
+    """Say whether a halt's card still carries Continue: its own halt, and none after it."""
+    return row["kind"] == "halt" and run.state is RunState.HALTED and row["ref"] == str(run.halts)
+
+
+def _asks_again(run: Run, shown: Suspension, siblings: dict[str, Suspension]) -> bool:
+    """Say whether an expired card offers to ask again: it ended the run, and the run has not gone on since.
+
+    A run that went on from an older expiry asked anew in a later turn, so only the cards of its last turn count.
+    """
+    last = all(other.call.seq <= shown.call.seq for other in siblings.values())
+    ended_by_it = run.halt_reason in (HaltReason.SUSPENSION_EXPIRED, HaltReason.OUTCOME_UNKNOWN)
+    return run.state is RunState.HALTED and ended_by_it and shown.status is SuspensionStatus.EXPIRED and last

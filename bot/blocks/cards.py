@@ -92,7 +92,7 @@ def card(inputs: RenderInputs, around: Surroundings, *, table: bool = True) -> t
         text = mrkdwn(texts.waiting_for(suspension, run.owner.user_id, around.groups))
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
         blocks.append({"type": "actions", "elements": buttons(suspension, whole=whole)})
-    elif suspension.status is SuspensionStatus.EXPIRED and _can_ask_again(run, inputs):
+    elif suspension.status is SuspensionStatus.EXPIRED and inputs.continuable:
         blocks.append(
             {"type": "actions", "elements": [button("continue", "Ask again", continue_value(run), "primary")]}
         )

@@ -8,7 +8,8 @@ returning id;
 
 -- name: take_mail(room, lease_s, now)
 -- Leases up to $1 events that are due, oldest first, each only when its thread has no older one that still waits for
--- the drain. What is attached to a live run waits for that run's holder, not for the drain, and blocks nobody.
+-- the drain. A thread's order is Slack's (ts): two sockets may store its messages the other way round. What is attached
+-- to a live run waits for that run's holder, not for the drain, and blocks nobody.
 with due as (
     select i.id
     from inbox i
@@ -17,7 +18,8 @@ with due as (
       and (i.leased_until is null or i.leased_until <= coalesce($3::timestamptz, now()))
       and not exists (select from inbox older
                       where older.team_id = i.team_id and older.channel_id = i.channel_id
-                        and older.thread_ts = i.thread_ts and older.id < i.id
+                        and older.thread_ts = i.thread_ts
+                        and older.ts collate "C" < i.ts collate "C"
                         and older.handled_at is null and older.run_id is null)
     order by i.id
     limit $1
@@ -45,14 +47,19 @@ where team_id = $1 and channel_id = $2 and thread_ts = $3 and user_id = $4 and s
 order by ended_at desc limit 1;
 
 -- name: retire_parent(run_id, now)
--- A follow-up takes over from an ended run, whose Continue is retired. No row: it is live again.
+-- A follow-up takes over from an ended run, whose Continue and Ask again are retired. No row: it is live again.
 with retired as (
     update runs set followed_up = true where id = $1 and state in ('halted', 'answered', 'failed')
     returning id
 ), redrawn as (
     update outbox set version = version + 1, attempts = 0, refused_at = null,
                       next_attempt_at = coalesce($2::timestamptz, now()), updated_at = coalesce($2::timestamptz, now())
-    from retired where outbox.run_id = retired.id and outbox.kind = 'halt'
+    from retired
+    where outbox.run_id = retired.id
+      and (outbox.kind = 'halt'
+           or (outbox.kind = 'card' and exists (select from suspensions s
+                                                where s.run_id = retired.id and s.id = outbox.ref
+                                                  and s.status = 'expired')))
 )
 select id from retired;
 

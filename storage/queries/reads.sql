@@ -8,8 +8,8 @@ select to_json(r) as run, m.seqs, m.bodies, m.raws, m.answers_seqs, m.answers_po
        (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.intended_at), '[]')
         from (select a.*, extract(epoch from coalesce($3::timestamptz, now()) - a.intended_at) as intended_age_s
               from actions a where a.run_id = r.id) x) as actions,
-       (select coalesce(json_agg(x order by x.id), '[]')
-        from (select i.id, i.text, i.user_id from inbox i where i.run_id = r.id and i.handled_at is null) x) as mail,
+       (select coalesce(json_agg(x order by x.ts collate "C"), '[]')
+        from (select i.id, i.text, i.user_id, i.ts from inbox i where i.run_id = r.id and i.handled_at is null) x) as mail,
        coalesce($3::timestamptz, now()) as now
 from runs r
 left join lateral (

@@ -71,6 +71,26 @@ async def test_a_letter_that_fails_comes_back_later_and_is_parked_at_last(world:
     assert await world.everything() == before
 
 
+async def test_a_threads_letters_are_taken_in_slacks_order(world: World) -> None:
+    """Two sockets may store two messages of a thread the other way round; the older one goes first, also as news."""
+    fence = await world.started(thread="1700000500.000100")
+    said_at = {"second": "1700000500.000300", "first": "1700000500.000200", "third": "1700000500.000400"}
+    for text, ts in said_at.items():
+        event = InboundEvent(f"Ev-{text}", "mention", "T1", "C1", ts, "1700000500.000100", "U1", text, {})
+        assert await world.inbox.put(event)
+    order = []
+    while taken := await world.desk.take_mail(9, 30):
+        (letter,) = taken
+        order.append(letter.text)
+        assert await world.desk.attach(letter, fence.run_id)
+    assert order == ["first", "second", "third"]
+    late = InboundEvent("Ev-late", "mention", "T1", "C1", "1700000500.000150", "1700000500.000100", "U1", "zeroth", {})
+    assert await world.inbox.put(late)
+    (letter,) = await world.desk.take_mail(9, 30)
+    assert await world.desk.attach(letter, fence.run_id)
+    assert [mail.text for mail in (await world.worker.load(fence)).mail] == ["zeroth", *order]
+
+
 async def test_start_claims_for_the_starter_and_owes_a_progress_line(world: World) -> None:
     letter = await world.letter()
     new = world.new_run(letter, limits=Limits(max_steps=3, max_spend_usd=Decimal("0.25"), max_elapsed_s=12.5))

@@ -7,6 +7,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from core.conversation import CallKey
 from core.ports import Alert, Batch, OutboxRow, Outcome, TraceEntry
 from core.run import ActionState
 from core.tools import Approval
@@ -240,6 +241,43 @@ async def test_a_halts_card_carries_continue_only_for_its_own_halt(world: World)
     assert inputs.run is not None
     await world.desk.continue_(run_id, 1, clicker(), inputs.run.limits, None, None)
     assert not (await world.outbox.render_inputs(row)).continuable
+
+
+async def test_an_expired_card_offers_to_ask_again_until_its_run_goes_on(world: World) -> None:
+    """Continued, expired a second time, or followed up: the button is gone, and the card is redrawn without it."""
+    run_id, (ask,) = await world.suspended()
+    world.pass_time(1801)
+    late = await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=True)
+    assert late.run is not None
+    row = await _take(world, "card")
+    inputs = await world.outbox.render_inputs(row)
+    assert inputs.continuable
+    await world.outbox.delivered(row, row.version, "C1", "1.1")
+    continued = await world.desk.continue_(run_id, 1, clicker(), late.run.limits, None, world.worker_id)
+    assert continued.claimed is not None
+    row = await _take(world, "card")
+    assert not (await world.outbox.render_inputs(row)).continuable
+    await world.outbox.delivered(row, row.version, "C1", "1.1")
+
+    fence = continued.claimed
+    turns = (result(2, ask.call), turn(3, "send"))
+    await world.worker.step(fence, Batch(messages=turns, steps=1, tool_calls=1))
+    again = an_ask(run_id, CallKey(3, 0))
+    news = await world.value("select news from runs where id = $1", run_id)
+    await world.worker.suspend(fence, Batch(), news, [again])
+    world.pass_time(1801)
+    await world.desk.decide(again.id, again.token, again.digest, clicker(), approve=True)
+    newest = await _take(world, "card")
+    assert newest.ref == again.id
+    assert (await world.outbox.render_inputs(newest)).continuable
+    assert not (await world.outbox.render_inputs(row)).continuable
+    await world.outbox.delivered(newest, newest.version, "C1", "1.2")
+
+    letter = await world.letter("do it for 300", thread=late.run.thread_ts)
+    assert await world.desk.start(letter, world.new_run(letter, parent_id=run_id), None) is None
+    redrawn = [row for row in await world.outbox.take(50, 30) if row.kind == "card"]
+    assert {row.ref for row in redrawn} == {ask.id, again.id}
+    assert not any([(await world.outbox.render_inputs(row)).continuable for row in redrawn])
 
 
 async def test_a_progress_line_is_redrawn_only_when_the_run_went_on(world: World) -> None:

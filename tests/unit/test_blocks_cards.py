@@ -380,10 +380,11 @@ def test_an_expired_card_offers_to_ask_again_while_the_run_can_be_continued() ->
     """Ask again is the same continue as the halt card's: run and halt number."""
     run = run_row(state=RunState.HALTED, halt_reason=HaltReason.SUSPENSION_EXPIRED, halts=2)
     suspension = suspension_row(status=SuspensionStatus.EXPIRED)
-    _, blocks = card(RenderInputs(run, "", "", suspension), AROUND)
+    _, blocks = card(RenderInputs(run, "", "", suspension, continuable=True), AROUND)
     button = next(b for b in blocks if b["type"] == "actions")["elements"][0]
     assert (button["action_id"], button["text"]["text"]) == ("continue", "Ask again")
     assert json.loads(button["value"]) == {"r": "k7d2m9qa", "n": 2}
+    assert action_ids(card(RenderInputs(run, "", "", suspension), AROUND)[1]) == []
 
 
 def test_an_identical_success_is_pointed_out() -> None:
