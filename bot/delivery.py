@@ -10,14 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Rendered, Surroundings, render
-from bot.slack import CALL_ERRORS, REQUEST_TIMEOUT_S, Failure, FailureKind, Installation, read_failure
-from core.errors import StoreUnavailable
-from core.ports import Clock, Outbox, OutboxRow
+from bot.reach import TRIES_TO_REACH, Copies, Members, Reach
+from bot.slack import CALL_ERRORS, REQUEST_TIMEOUT_S, CallFailed, Failure, FailureKind, Installation, read_failure
+from core.errors import CouldNotCheck, StoreUnavailable
+from core.ports import Clock, OutboxRow, RenderInputs
 from core.run import SuspensionStatus
 
 log = logging.getLogger("atlas.delivery")
@@ -48,14 +49,6 @@ TOO_MUCH = frozenset(
 )
 
 
-class Ledger(Outbox, Protocol):
-    """The outbox, and the same card at one more place."""
-
-    async def mirror_card(self, suspension_id: str, channel_id: str, thread_ts: str | None = None) -> bool:
-        """Owe the same card at one more place; False: it is owed there already."""
-        ...
-
-
 GroupIds = Callable[[], dict[str, str]]
 
 
@@ -64,11 +57,12 @@ def _no_groups() -> dict[str, str]:
 
 
 class Delivery:
-    """Delivers what the outbox owes. *alert_channel*: where alerts go; *groups*: user group ids by handle, as known."""
+    """Delivers what the outbox owes. *alert_channel*: where alerts go; *groups*: user group ids by handle, as known;
+    *members*: who belongs where, to reach people directly when a place is closed."""
 
     def __init__(
         self,
-        outbox: Ledger,
+        outbox: Copies,
         client: AsyncWebClient,
         installation: Installation,
         clock: Clock,
@@ -76,6 +70,8 @@ class Delivery:
         *,
         alert_channel: str | None = None,
         groups: GroupIds = _no_groups,
+        operators: frozenset[str] = frozenset(),
+        members: Members | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.outbox = outbox
@@ -85,6 +81,8 @@ class Delivery:
         self.now = now
         self.alert_channel = alert_channel
         self.groups = groups
+        self.operators = operators
+        self.reach = Reach(outbox, client, operators, members)
         self.request_timeout_s = request_timeout_s
         self._wake = asyncio.Event()
         self._closing = False
@@ -226,6 +224,9 @@ class Delivery:
         if not await self._turn(row, channel, "chat.postMessage", POST_EVERY_S, POST_BURST_S):
             return
         version, rendered = await self._render(row)
+        if rendered is None:
+            await self.outbox.withdraw(row)
+            return
         if self._lease_left(taken_at) < self.request_timeout_s:
             await self.outbox.retry(row, "its turn came late", 0.0)
             return
@@ -265,6 +266,7 @@ class Delivery:
             return
         channel, ts = str(row.message_channel), str(row.message_ts)
         version, rendered = await self._render(row)
+        assert rendered is not None  # it stands already
         if self._lease_left(taken_at) < self.request_timeout_s:
             # An edit that arrives after the lease could stand over a newer one of another replica.
             await self.outbox.retry(row, "its turn came late", 0.0)
@@ -286,6 +288,7 @@ class Delivery:
         if not await self.outbox.delivered(row, version, channel, ts):
             # Somebody else may have written a newer version before ours arrived: send what is wanted now.
             _, newest = await self._render(row)
+            assert newest is not None
             await self._edit(channel, ts, newest, plain=plain)
 
     async def _edit(self, channel: str, ts: str, rendered: Rendered, *, plain: bool) -> None:
@@ -296,11 +299,14 @@ class Delivery:
 
     # ---- both --------------------------------------------------------------------------------------------------------
 
-    async def _render(self, row: OutboxRow) -> tuple[int, Rendered]:
-        """Return a version and what it looks like; the version is read first, so the look is at least as new."""
+    async def _render(self, row: OutboxRow) -> tuple[int, Rendered | None]:
+        """Return a version and what it looks like (None: it came too late to be said); the version is read first, so
+        the look is at least as new."""
         version = await self.outbox.current_version(row)
         inputs = await self.outbox.render_inputs(row)
-        return version, render(row, inputs, version, Surroundings(self.installation.url, self.groups()))
+        if row.message_ts is None and _came_late(inputs):
+            return version, None
+        return version, render(row, inputs, version, Surroundings(self.installation.url, self.groups(), self.operators))
 
     async def _turn(self, row: OutboxRow, channel: str, method: str, every_s: float, burst_s: float) -> bool:
         """Wait for this request's turn; False when it is far off: the row was given back and its slot kept."""
@@ -344,22 +350,23 @@ class Delivery:
                 await self._refuse(row, f"{method}: {failure.error}")
 
     async def _refuse(self, row: OutboxRow, error: str) -> None:
+        """Give a message up where it was to stand; who must see it is written to directly, once."""
         log.error("%s: Slack refuses it for good (%s)", row.place, error)
-        if row.kind == "card" and row.place == f"card:{row.ref}":
-            await self._to_direct_messages(row)
-        await self.outbox.refused(row, error)
+        told = ""
+        try:
+            if self.reach.concerns(row):
+                told = await self.reach.instead(row, await self.outbox.render_inputs(row))
+        except (CouldNotCheck, CallFailed) as problem:
+            if row.attempts < TRIES_TO_REACH:
+                why = f"{error}; whom to write to instead: {problem}"
+                await self.outbox.retry(row, why, 2.0**row.attempts, absent=True)
+                return
+            log.error("%s: nobody could be reached directly (%s)", row.place, problem)
+            told = " Nobody could be reached in direct messages."
+        await self.outbox.refused(row, error, told=told)
 
-    async def _to_direct_messages(self, row: OutboxRow) -> None:
-        """Owe a card that its thread cannot show in the direct messages of those who may decide."""
-        inputs = await self.outbox.render_inputs(row)
-        suspension, run = inputs.suspension, inputs.run
-        if suspension is None or run is None or suspension.status is not SuspensionStatus.OPEN:
-            return
-        named = suspension.policy.by if isinstance(suspension.policy.by, tuple) else ()
-        for user_id in dict.fromkeys([*named, run.owner.user_id]):
-            try:
-                opened = await self.client.conversations_open(users=user_id)
-            except CALL_ERRORS as error:
-                log.warning("%s: no direct messages with %s (%s)", row.place, user_id, read_failure(error).error)
-                continue
-            await self.outbox.mirror_card(suspension.id, str(opened["channel"]["id"]))
+
+def _came_late(inputs: RenderInputs) -> bool:
+    """Say whether a reminder's suspension was decided before it could be sent."""
+    late = inputs.suspension is None or inputs.suspension.status is not SuspensionStatus.OPEN
+    return bool(inputs.content.get("reminder")) and late

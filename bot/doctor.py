@@ -15,7 +15,11 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.loading import load_agent, load_model
 from bot.opening import database_report, known_calls, required_oauth_scopes
+from bot.people import SlackDirectory
+from bot.policies import examine_policies
 from bot.settings import Settings
+from bot.slack import CallFailed, identify, web_client, web_session
+from bot.wiring import SystemClock
 from core.agent import Agent
 from core.approvals import digest_of
 from core.calls import Ready, ready
@@ -46,8 +50,25 @@ async def examine(settings: Settings) -> list[Finding]:
         findings += [Finding("agent", False, problem) for problem in error.problems]
         return findings
     findings.append(Finding("agent", True, f"{settings.agent}: {len(agent.tools)} tools"))
+    findings += await _policies(settings, agent)
     findings += await _previews(settings, agent)
     return findings
+
+
+async def _policies(settings: Settings, agent: Agent) -> list[Finding]:
+    """Hold the agent's policies against the workspace, as a start does."""
+    async with web_session() as session:
+        client = web_client(settings.bot_token, session, settings.slack_api_url)
+        try:
+            installation = await identify(client)
+        except (Misconfigured, CallFailed):
+            return []  # said already, as the bot token's finding
+        verdict = await examine_policies(agent, client, SlackDirectory(client, installation, SystemClock()))
+    if verdict.problems:
+        return [Finding("policies", False, problem) for problem in verdict.problems]
+    if verdict.unknown:
+        return [Finding("policies", True, f"not checked: {doubt}") for doubt in verdict.unknown]
+    return [Finding("policies", True, "the groups, channels and people that they name are there")]
 
 
 async def _slack(settings: Settings) -> list[Finding]:

@@ -38,6 +38,18 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Channel:
+    """A channel by its id, as a link to it; a conversation without a name (a direct message) is "this conversation"."""
+
+    id: str
+
+    @property
+    def linked(self) -> bool:
+        """Say whether Slack shows a name for it."""
+        return re.fullmatch(r"[CG][A-Z0-9]{2,}", self.id) is not None
+
+
+@dataclass(frozen=True, slots=True)
 class When:
     """A moment in the reader's local time. *form*: Slack's tokens, such as "{time}"."""
 
@@ -80,7 +92,7 @@ class Struck:
     text: str
 
 
-Part = str | Who | Group | When | Link | Bold | Code | Struck
+Part = str | Who | Group | Channel | When | Link | Bold | Code | Struck
 Line = tuple[Part, ...]
 
 
@@ -166,6 +178,8 @@ def rich(line: Line, style: dict[str, bool] | None = None) -> list[Block]:
                 elements.append({"type": "user", "user_id": id})
             case Group(_, str(id)):
                 elements.append({"type": "usergroup", "usergroup_id": id})
+            case Channel(id) if part.linked:
+                elements.append({"type": "channel", "channel_id": id})
             case When(at):
                 token = {"timestamp": int(at.timestamp()), "format": part.form, "fallback": part.fallback}
                 elements.append({"type": "date", **token})
@@ -198,6 +212,8 @@ def mrkdwn(line: Line) -> str:
                 words.append(f"<@{id}>")
             case Group(_, str(id)):
                 words.append(f"<!subteam^{id}>")
+            case Channel(id) if part.linked:
+                words.append(f"<#{id}>")
             case When(at):
                 words.append(f"<!date^{int(at.timestamp())}^{part.form}|{part.fallback}>")
             case Link(url, label):
@@ -226,6 +242,8 @@ def _word(part: Part) -> str:
             return id.replace("operator:", "operator ")
         case Group(handle):
             return f"@{handle}"
+        case Channel(id):
+            return f"channel {id}" if part.linked else "this conversation"
         case When():
             return part.fallback
         case Link(url, label):

@@ -50,10 +50,24 @@ class SlackDirectory:
 
     async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
         """Say whether somebody is a member of a user group. Raises: CouldNotCheck, also for an unknown handle."""
+        return user_id in await self.group_members(handle, fresh=fresh)
+
+    async def group_members(self, handle: str, *, fresh: bool = False) -> frozenset[str]:
+        """Return who is in a user group. Raises: CouldNotCheck, also for an unknown handle."""
         groups = await self._fact("groups", "", self._ask_groups, fresh=fresh)
         if handle not in groups:
             raise CouldNotCheck(f"the user group @{handle}", "the workspace has none of this handle")
-        return user_id in groups[handle][1]
+        members: frozenset[str] = groups[handle][1]
+        return members
+
+    async def groups_of(self, user_id: str, *, fresh: bool = False) -> frozenset[str]:
+        """Return the handles of the user groups that somebody is in: one question for all. Raises: CouldNotCheck."""
+        groups = await self._fact("groups", "", self._ask_groups, fresh=fresh)
+        return frozenset(handle for handle, (_, members) in groups.items() if user_id in members)
+
+    async def channel_members(self, channel_id: str) -> frozenset[str]:
+        """Return who is in a channel. Raises: CouldNotCheck."""
+        return await self._fact("members", channel_id, lambda: self._ask_members(channel_id), fresh=False)
 
     def group_ids(self) -> dict[str, str]:
         """Return user group ids by handle, as last heard; nothing is asked."""

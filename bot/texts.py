@@ -5,12 +5,12 @@ cause: a sentence that promises more than the rows say; so "done" stands only wh
 """
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from urllib.parse import quote
 
-from bot.lines import Bold, Code, Group, Line, Link, Part, When, Who, clip, joined, plain, usd, visible
-from core.approvals import Refusal
+from bot.lines import Bold, Channel, Code, Group, Line, Link, When, Who, clip, joined, plain, usd, visible
+from core.approvals import Refusal, channel_of
 from core.budget import BUDGET_REASONS, granted
 from core.ports import Stopped
 from core.run import HaltReason, Run, RunState, RunView, Suspension, SuspensionKind, SuspensionStatus
@@ -73,6 +73,11 @@ WHAT_IT_DOES = (
     "Ask in a channel by mentioning Atlas, or write it a direct message. Before it changes anything, it shows a card "
     "with exactly what it would do, and waits for a click."
 )
+NOT_AN_OPERATOR = (
+    "Alerts are taken up by the operators (ATLAS_OPERATORS) or, where none are named, by members of the alert channel. "
+    "Nothing was noted."
+)
+ACKNOWLEDGE_UNCHECKED = "Atlas could not check who you are just now, so nothing was noted. Please press again."
 UNKNOWN_BUTTON = "This button belongs to an older version of Atlas. Write to Atlas again, please."
 
 
@@ -87,12 +92,12 @@ def place_link(workspace_url: str, channel: str, ts: str, thread_ts: str | None 
 # ---- cards -----------------------------------------------------------------------------------------------------------
 
 
-def approvers(policy: Approval, owner_id: str, groups: Mapping[str, str]) -> Line:
+def approvers(policy: Approval, run: Run, groups: Mapping[str, str]) -> Line:
     """Name who may approve. *groups*: user group handle -> id, so that it can be mentioned."""
     if policy.by == "requester":
-        named: Line = (Who(owner_id),)
+        named: Line = (Who(run.owner.user_id),)
     elif policy.by == "anyone":
-        named = ("anyone in this channel",)
+        named = ("anyone in ", Channel(channel_of(policy, run.channel_id)))
     elif isinstance(policy.by, UserGroup):
         named = (Group(policy.by.handle, groups.get(policy.by.handle)),)
     else:
@@ -102,16 +107,16 @@ def approvers(policy: Approval, owner_id: str, groups: Mapping[str, str]) -> Lin
     return named
 
 
-def waiting_for(suspension: Suspension, owner_id: str, groups: Mapping[str, str]) -> Line:
+def waiting_for(suspension: Suspension, run: Run, groups: Mapping[str, str]) -> Line:
     """Say whose decision an open card waits for, and how many approvals are there."""
     if suspension.kind is SuspensionKind.OUTCOME:
         return (
             "Please look in the target system, ",
-            Who(owner_id),
+            Who(run.owner.user_id),
             ", and say whether it happened. Operators may too.",
         )
     policy = suspension.policy
-    line: Line = ("Waiting for ", *approvers(policy, owner_id, groups))
+    line: Line = ("Waiting for ", *approvers(policy, run, groups))
     if policy.count > 1:
         line = (*line, f" · {len(suspension.votes)} of {policy.count} approvals")
         if suspension.votes:
@@ -126,6 +131,56 @@ def silence(suspension: Suspension) -> Line:
     if suspension.kind is SuspensionKind.OUTCOME:
         return ("Answer until ", When(suspension.expires_at), "; without one the run stops and nothing more is done.")
     return ("Decide until ", When(suspension.expires_at), "; silence means that nothing is done.")
+
+
+def pointer(
+    suspension: Suspension, run: Run, link: Link | None, newer: Link | None, *, in_messages: bool = False
+) -> tuple[str, Line]:
+    """Return the sign and words of the quiet line that stands in the thread for a card in another channel.
+
+    *link*: to that card, once it stands. *in_messages*: it stands in direct messages only. Mentions nobody.
+    """
+    where: Line = (" · ", link) if link else ()
+    title = clip(visible(str(suspension.preview.get("title") or suspension.tool)), 150)
+    if suspension.status is not SuspensionStatus.OPEN:
+        sign, words = phase(suspension, newer)
+        return sign, (*words, f" · {title}", *where)
+    there: Line = ("in ", Channel(channel_of(suspension.policy, run.channel_id)))
+    if in_messages:
+        there = ("in direct messages, since it cannot be asked ", *there)
+    return "✋", (f"{title} waits for a decision ", *there, *where)
+
+
+def reminder(
+    suspension: Suspension, run: Run, groups: Mapping[str, str], operators: Sequence[str], link: Link | None
+) -> Line:
+    """Remind those who can still act that an open card is about to expire."""
+    title = clip(visible(str(suspension.preview.get("title") or suspension.tool)), 150)
+    until: Line = (When(suspension.expires_at), "; silence means that nothing is done.")
+    where: Line = (" ", link) if link else ()
+    people = _can_act(suspension, run, groups, operators)
+    named: Line = (*joined([(person,) for person in people], " "), " · ") if people else ()
+    return ("⏰ ", *named, Bold(title), " still waits. Decide until ", *until, *where)
+
+
+def _can_act(
+    suspension: Suspension, run: Run, groups: Mapping[str, str], operators: Sequence[str]
+) -> list[Who | Group | str | Channel]:
+    """List whom to mention: approvers who have not approved yet and may, then operators where they may."""
+    policy = suspension.policy
+    chosen = sorted(operators) if policy.operators or suspension.kind is SuspensionKind.OUTCOME else []
+    requesters = list(dict.fromkeys([run.owner.user_id, suspension.asked_by]))
+    if suspension.kind is SuspensionKind.OUTCOME or policy.by == "requester":
+        chosen = [*requesters, *chosen] if policy.self_approval else chosen
+    elif isinstance(policy.by, tuple):
+        chosen = [*policy.by, *chosen]
+    barred = {*suspension.votes, *(() if policy.self_approval else requesters)}
+    people: list[Who | Group | str | Channel] = [Who(it) for it in dict.fromkeys(chosen) if it not in barred]
+    if isinstance(policy.by, UserGroup):
+        people.insert(0, Group(policy.by.handle, groups.get(policy.by.handle)))
+    if policy.by == "anyone":
+        people = ["anyone in", Channel(channel_of(policy, run.channel_id)), *people]
+    return people
 
 
 def phase(suspension: Suspension, newer: Link | None) -> tuple[str, Line]:
@@ -274,11 +329,11 @@ def refusal(
             may: Line = ("The policy says who.",)
             if suspension and suspension.kind is SuspensionKind.OUTCOME:
                 may = (Who(owner), " and the operators may answer.")
-            elif suspension:
-                may = (*approvers(suspension.policy, owner, groups), " may.")
+            elif suspension and run:
+                may = (*approvers(suspension.policy, run, groups), " may.")
             return ("You are not an approver of this request, so nothing was done. ", *may)
         case Refusal.OWN_REQUEST:
-            who: Line = (*approvers(suspension.policy, owner, groups), " may.") if suspension else ()
+            who: Line = (*approvers(suspension.policy, run, groups), " may.") if suspension and run else ()
             return ("You asked for this yourself, and its policy wants somebody else's approval. ", *who)
         case Refusal.COULD_NOT_CHECK:
             return ("Atlas could not check whether you may do this, so nothing was done. Please press again.",)
@@ -425,10 +480,33 @@ def _paragraphs(lines: Sequence[Line]) -> str:
     return "\n".join(plain(line) for line in lines)
 
 
-def alert_footer(run: Run, link: Link | None) -> Line:
-    """Say whose run an alert is about and how to look at it."""
-    parts: list[Part] = ["Run ", Code(run.id), " of ", Who(run.owner.user_id), f" · {STATE_WORDS[run.state]} · look: "]
-    parts.append(Code(f"atlas show {run.id}"))
-    if link:
-        parts += [" · ", link]
-    return tuple(parts)
+ADVICE = {
+    "failed": "Read what became of its writes. Then ask again in the thread: that starts a new run.",
+    "suspension": "Look in the target system, then answer on the card in the thread.",
+    "outcome-unknown": "Look in the target system, then answer on the card; after that its owner may continue the run.",
+    "unknown": "Look in the target system, then answer on the card; after that its owner may continue the run.",
+    "refused": "Let Atlas write there again: invite it, unarchive the channel, or give it the oauth scope that the "
+    "error names.",
+    "letter": "Repair the cause. The writer was told that nothing was done, and may write the message again.",
+}
+
+
+def alert_advice(place: str) -> str:
+    """Say what to do about the alert at *place* ("alert:<kind>:…")."""
+    return ADVICE.get(place.split(":")[1] if place.count(":") else "", "Look at the run and at the log.")
+
+
+def alert_about(run: Run | None, who: str | None, link: Link | None) -> Line:
+    """Say whose run or message an alert is about, and where to look."""
+    where: Line = (" · ", link) if link else ()
+    if run is None:
+        writer: Line = ("Written by ", Who(who)) if who else ()
+        return (*writer, *where) if writer else where[1:]
+    look = Code(f"atlas show {run.id}")
+    return ("Run ", Code(run.id), " of ", Who(run.owner.user_id), f" · {STATE_WORDS[run.state]} · look: ", look, *where)
+
+
+def acknowledged(by: str, at: datetime | None) -> Line:
+    """Say who has taken an alert up."""
+    when: Line = (" ", When(at, "{date_short_pretty} {time}")) if at else ()
+    return ("👀 Acknowledged by ", Who(by), *when)

@@ -26,6 +26,8 @@ from bot.listeners.service import InFlight
 from bot.loading import Models, load_agent, load_model, route_of
 from bot.opening import Stores, rules_of, stores
 from bot.people import SlackDirectory
+from bot.policies import examine_policies
+from bot.scopes import SlackGroupScopes
 from bot.settings import Settings
 from bot.slack import CallFailed, Installation, identify, web_client, web_session
 from bot.socket import SlackSocket
@@ -40,6 +42,7 @@ from core.worker import Worker
 from jobs.expire_suspensions import ExpireSuspensions
 from jobs.heartbeat import Heartbeat
 from jobs.reap_orphans import ReapOrphans
+from jobs.remind import Remind
 from jobs.retention import Retention
 from jobs.scheduler import Schedule
 from jobs.update_messages import UpdateMessages
@@ -86,6 +89,7 @@ DRAIN_POLL_S = 0.25
 QUICK_REAP_S = 0.5
 DELIVER_EVERY_S = 2.0
 PROGRESS_EVERY_S = 1.0
+REMIND_EVERY_S = 10.0
 RETENTION_EVERY_S = 3600.0
 
 
@@ -109,6 +113,8 @@ class Process:
         self.installation = installation
         self.client = web_client(settings.bot_token, session, settings.slack_api_url)
         self.directory = SlackDirectory(self.client, installation, self.clock)
+        if isinstance(self.agent.scopes, SlackGroupScopes):
+            self.agent.scopes.bind(self.directory)
         kind = "alone" if role == "alone" else "worker"
         pooler = settings.behind_pooler
         self.pulse = Pulse(opened.dsn, self.worker_id, secrets.randbits(62), kind, pooler=pooler)
@@ -127,6 +133,8 @@ class Process:
             now_utc,
             alert_channel=settings.alert_channel,
             groups=self.directory.group_ids,
+            operators=settings.operators,
+            members=self.directory,
         )
         self.drain = Drain(
             self.engine,
@@ -215,10 +223,15 @@ class Process:
         settings, maintenance = self.settings, self.stores.maintenance
         reaper = ReapOrphans(maintenance, self.heartbeat, settings.lease_s)
         expiry = ExpireSuspensions(maintenance)
+        reminders = Remind(maintenance)
         retention = Retention(maintenance, self.clock)
 
         async def noticed() -> None:
             if (await reaper.run_once(quick=True)).reaped:
+                self.moved()
+
+        async def reminded() -> None:
+            if await reminders.run_once():
                 self.moved()
 
         async def expired() -> None:
@@ -228,6 +241,7 @@ class Process:
         self.schedule.every(settings.reap_every_s, "reap orphans", reaper.run_once)
         self.schedule.every(min(QUICK_REAP_S, settings.reap_every_s), "notice killed processes", noticed)
         self.schedule.every(settings.expire_every_s, "expire suspensions", expired)
+        self.schedule.every(min(REMIND_EVERY_S, settings.expire_every_s), "remind", reminded)
         self.schedule.every(RETENTION_EVERY_S, "retention", retention.run_once)
         if self.role in ("all", "bot"):
             self.schedule.every(DELIVER_EVERY_S, "update messages", UpdateMessages(self.delivery).run_once)
@@ -329,7 +343,8 @@ class Process:
 async def process(settings: Settings, role: str) -> AsyncIterator[Process]:
     """Lend a process that is put together and not started. Raises: Misconfigured, StoreUnavailable."""
     async with AsyncExitStack() as stack:
-        load_model(load_agent(settings.agent), settings.model)  # before anything is opened: the likeliest mistake
+        agent = load_agent(settings.agent)
+        load_model(agent, settings.model)  # before anything is opened: the likeliest mistake
         opened = await stack.enter_async_context(stores(settings, size=POOL_SIZE))
         session = await stack.enter_async_context(web_session())
         client = web_client(settings.bot_token, session, settings.slack_api_url)
@@ -340,6 +355,11 @@ async def process(settings: Settings, role: str) -> AsyncIterator[Process]:
             raise Misconfigured([hint]) from error
         if settings.socket_mode:
             await refused_app_token(settings, client)
+        if role != "alone":
+            # The worker that starts such a child has been checked itself.
+            verdict = await examine_policies(agent, client, SlackDirectory(client, installation, SystemClock()))
+            if verdict.problems:
+                raise Misconfigured([f"ATLAS_AGENT={settings.agent}: {problem}" for problem in verdict.problems])
         yield Process(settings, opened, installation, session, role)
 
 

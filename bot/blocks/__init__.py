@@ -7,7 +7,7 @@ it can cause: a message that Slack refuses; ``lint`` and slack_sdk's own validat
 from dataclasses import dataclass
 
 from bot.blocks import run_messages
-from bot.blocks.cards import Surroundings, card
+from bot.blocks.cards import Surroundings, card, pointer, reminder
 from bot.lines import Block, clip
 from core.ports import OutboxRow, RenderInputs
 
@@ -29,8 +29,12 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
     Raises: LookupError when the row's kind needs rows that are not there.
     """
     match row.kind:
+        case "card" if row.place.startswith("pointer:"):
+            text, blocks = pointer(inputs, around)
         case "card":
-            text, blocks = card(inputs, around)
+            text, blocks = card(inputs, around, away=_away(row, inputs))
+        case "notice" if inputs.content.get("reminder"):
+            text, blocks = reminder(inputs, around)
         case "progress":
             text, blocks = run_messages.progress(inputs)
         case "answer":
@@ -40,10 +44,16 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
         case "failure":
             text, blocks = run_messages.failure(inputs)
         case "alert":
-            text, blocks = run_messages.alert(inputs, around)
+            text, blocks = run_messages.alert(inputs, around, row.place)
         case _:
             text, blocks = run_messages.notice(inputs)
     return Rendered(clip(text, FALLBACK_LIMIT), identified(blocks, version))
+
+
+def _away(row: OutboxRow, inputs: RenderInputs) -> bool:
+    """Say whether a card stands elsewhere than in its run's thread."""
+    run = inputs.run
+    return run is not None and (row.channel_id, row.thread_ts) != (run.channel_id, run.thread_ts)
 
 
 def identified(blocks: list[Block], version: int) -> list[Block]:

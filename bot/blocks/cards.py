@@ -22,7 +22,7 @@ from bot.blocks.artefact import (
 )
 from bot.lines import Block, Bold, Code, Line, Link, When, Who, clip, mrkdwn, plain_text, visible
 from core.ports import RenderInputs
-from core.run import HaltReason, Run, RunState, Suspension, SuspensionKind, SuspensionStatus
+from core.run import Run, Suspension, SuspensionKind, SuspensionStatus
 
 # The note of a changed card; its first line says so already.
 _SAID_BY_VERSUS = "it changed while it was waiting"
@@ -30,10 +30,11 @@ _SAID_BY_VERSUS = "it changed while it was waiting"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What rendering needs to know of the workspace: its address, and ids of user groups by handle."""
+    """What rendering needs to know of the workspace: its address, ids of user groups by handle, and the operators."""
 
     url: str = ""
     groups: Mapping[str, str] = field(default_factory=dict)
+    operators: frozenset[str] = frozenset()
 
     def link(self, at: tuple[str, str] | None, label: str, thread_ts: str | None = None) -> Link | None:
         """Return a link to a message, if the workspace's address and the message's place are known."""
@@ -69,8 +70,11 @@ def context(*lines: Line) -> Block:
     return {"type": "context", "elements": elements[:10]}
 
 
-def card(inputs: RenderInputs, around: Surroundings, *, table: bool = True) -> tuple[str, list[Block]]:
-    """Return a suspension's fallback text and blocks, before or after its decision."""
+def card(
+    inputs: RenderInputs, around: Surroundings, *, table: bool = True, away: bool = False
+) -> tuple[str, list[Block]]:
+    """Return a suspension's fallback text and blocks, before or after its decision. *away*: it stands elsewhere than in
+    the run's thread, so it says where it comes from."""
     suspension = inputs.suspension
     run = inputs.run
     if suspension is None or run is None:
@@ -89,20 +93,43 @@ def card(inputs: RenderInputs, around: Surroundings, *, table: bool = True) -> t
         blocks += change_list(changes)
     blocks += artefact(preview, table=table) if whole else beginning(preview)
     if is_open:
-        text = mrkdwn(texts.waiting_for(suspension, run.owner.user_id, around.groups))
+        text = mrkdwn(texts.waiting_for(suspension, run, around.groups))
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
         blocks.append({"type": "actions", "elements": buttons(suspension, whole=whole)})
     elif suspension.status is SuspensionStatus.EXPIRED and inputs.continuable:
         blocks.append(
             {"type": "actions", "elements": [button("continue", "Ask again", continue_value(run), "primary")]}
         )
+    if away:
+        back = around.link((run.channel_id, run.thread_ts), "Open the thread")
+        blocks.append(context(("Asked for with: ", clip(visible(run.question), 300), *((" · ", back) if back else ()))))
     blocks.append(_footer(suspension, inputs, is_open=is_open))
     return fallback, blocks
 
 
-def _can_ask_again(run: Run, inputs: RenderInputs) -> bool:
-    halted_by_it = run.halt_reason in (HaltReason.SUSPENSION_EXPIRED, HaltReason.OUTCOME_UNKNOWN)
-    return inputs.continuable or (run.state is RunState.HALTED and halted_by_it)
+def pointer(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Block]]:
+    """Return the quiet line that stands in the thread for a card in another channel: no buttons, mentions nobody."""
+    suspension, run = inputs.suspension, inputs.run
+    if suspension is None or run is None:
+        raise LookupError("a pointer without its suspension or run")
+    place = f"card:{suspension.id}"
+    at = inputs.links.get(place)
+    link = around.link(at, "open the card")
+    newer = inputs.links.get(f"card:{suspension.replaced_by}") if suspension.replaced_by else None
+    copied = at is None and any(other.startswith(f"{place}:") for other in inputs.links)
+    sign, words = texts.pointer(suspension, run, link, around.link(newer, "open it"), in_messages=copied)
+    line: Line = (f"{sign} ", *_short(words))
+    return mrkdwn(line), [context(line)]
+
+
+def reminder(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Block]]:
+    """Return the line that reminds those who can still decide; nothing of it may be pressed."""
+    suspension, run = inputs.suspension, inputs.run
+    if suspension is None or run is None:
+        raise LookupError("a reminder without its suspension or run")
+    link = around.link(inputs.links.get(f"card:{suspension.id}"), "Open the card")
+    line = texts.reminder(suspension, run, around.groups, tuple(around.operators), link)
+    return mrkdwn(line), [rich_line(line)]
 
 
 def _status(

@@ -11,7 +11,9 @@ from bot.lines import Block
 
 MOST = {"message": 50, "modal": 100, "home": 100}
 MESSAGE_ONLY = {"table", "markdown", "card", "carousel", "context_actions", "plan", "task_card"}
-_LIVE = re.compile(r"<(?!@[UW][A-Z0-9]+>|!subteam\^[A-Z0-9]+>|!date\^\d+\^[^>]*>|https?://[^>|]+\|[^>]*>)")
+_LIVE = re.compile(
+    r"<(?!@[UW][A-Z0-9]+>|#[CG][A-Z0-9]+>|!subteam\^[A-Z0-9]+>|!date\^\d+\^[^>]*>|https?://[^>|]+\|[^>]*>)"
+)
 
 
 def lint(blocks: list[Block], surface: str = "message") -> list[str]:

@@ -5,6 +5,7 @@ whose text could mention people or hide a link's target; so its markdown is tame
 """
 
 import json
+from datetime import datetime
 from typing import Any
 
 from bot import texts
@@ -140,21 +141,35 @@ def notice(inputs: RenderInputs) -> tuple[str, list[Block]]:
     return (fallback + escape_and_clip(text, FALLBACK)).strip(), blocks
 
 
-def alert(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Block]]:
-    """Return a message for the operators: what is wrong, the last steps, where to look."""
-    title = clip(visible(str(inputs.content.get("title") or "Alert")), 140)
-    text = clip(visible(str(inputs.content.get("text") or ""), lines=True), _REST_PART)
+def alert(inputs: RenderInputs, around: Surroundings, place: str = "") -> tuple[str, list[Block]]:
+    """Return a message for the operators: what is wrong, the last steps, what to do, who and where, who took it up."""
+    content = inputs.content
+    title = clip(visible(str(content.get("title") or "Alert")), 140)
+    text = clip(visible(str(content.get("text") or ""), lines=True), _REST_PART)
     blocks = [header(title, "🚨"), rich_line((text,))]
     if inputs.trace:
         items = [{"type": "rich_text_section", "elements": rich((_entry(it),))} for it in inputs.trace[-6:]]
         last = {"type": "rich_text_section", "elements": rich((Bold("Last steps"),))}
         blocks.append({"type": "rich_text", "elements": [last, {"type": "rich_text_list", "style": "bullet",
                                                                 "elements": items}]})  # fmt: skip
+    blocks.append(rich_line((Bold("What to do"), f" {texts.alert_advice(place)}")))
+    taken_by = content.get("acknowledged_by")
+    if isinstance(taken_by, str):
+        blocks.append(rich_line(texts.acknowledged(taken_by, _moment(content.get("acknowledged_at")))))
+    elif place:
+        press = button("acknowledge", "Acknowledge", json.dumps({"a": place}, separators=(",", ":")))
+        blocks.append({"type": "actions", "elements": [press]})
+    at = (str(content.get("channel") or ""), str(content.get("thread") or ""))
     if inputs.run:
-        run = inputs.run
-        thread = around.link((run.channel_id, run.thread_ts), "the thread")
-        blocks.append(context(texts.alert_footer(run, thread)))
+        at = (inputs.run.channel_id, inputs.run.thread_ts)
+    about = texts.alert_about(inputs.run, content.get("who"), around.link(at, "the thread"))
+    if about:
+        blocks.append(context(about))
     return escape_and_clip(f"🚨 {title}: {text}", FALLBACK), blocks
+
+
+def _moment(text: Any) -> datetime | None:
+    return datetime.fromisoformat(text) if isinstance(text, str) else None
 
 
 def _entry(entry: TraceEntry) -> str:

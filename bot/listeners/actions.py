@@ -1,4 +1,4 @@
-"""Buttons: approve, decline, outcomes, continue, stop, details.
+"""Buttons: approve, decline, outcomes, continue, stop, details, acknowledge.
 
 Decides: the order claim, then ack, then answer. Does not: judge anybody (the engine does). The failure it can cause: an
 ack before the commit loses a decision that its maker believes made.
@@ -135,6 +135,20 @@ def register(app: AsyncApp, service: Service) -> None:
         await _redraw(args, service)
 
     @service.listener
+    async def acknowledge(args: AsyncArgs) -> None:
+        press = _press(args)
+        if press is None or not press.alert:
+            await args.ack()
+            await whisper(args, (texts.BUTTON_UNREADABLE,))
+            return
+        async with service.committing():
+            done = await service.engine.acknowledge(actor_of(args.body, _via(args)), press.alert)
+        await args.ack()
+        service.moved()
+        if done is None or done.refused:
+            await whisper(args, (texts.ACKNOWLEDGE_UNCHECKED if done is None else texts.NOT_AN_OPERATOR,))
+
+    @service.listener
     async def link(args: AsyncArgs) -> None:
         await args.ack()
 
@@ -152,6 +166,7 @@ def register(app: AsyncApp, service: Service) -> None:
         "edit": edit,
         "continue": go_on,
         "stop": stop,
+        "acknowledge": acknowledge,
     }
     for action_id, listener in known.items():
         app.action(action_id)(listener)

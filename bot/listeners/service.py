@@ -78,6 +78,7 @@ class Press:
     run_id: str = ""
     halt_number: int | None = None
     page: int = 0
+    alert: str = ""
     raw: str = "{}"
 
 
@@ -107,6 +108,7 @@ def read_press(value: Any) -> Press | None:
         run_id=text("r"),
         halt_number=number("n"),
         page=number("p") or 0,
+        alert=text("a"),
         raw=json.dumps(carried, separators=(",", ":")),
     )
 

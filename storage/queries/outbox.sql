@@ -40,12 +40,24 @@ where place = $1 and lease_token = $2
 returning place;
 
 -- name: note_delivered(place, lease_token, version, channel, ts, now)
--- A version stands at that reference; a newer one stays owed. No row: the lease is lost.
-update outbox set delivered_version = greatest(delivered_version, $3), message_channel = $4, message_ts = $5,
-                  posting_since = null, lease_token = null, leased_until = null, attempts = 0, last_error = null,
-                  updated_at = coalesce($6::timestamptz, now())
-where place = $1 and lease_token = $2
-returning place;
+-- A version stands at that reference; a newer one stays owed. A card's first stand gives its pointer, if it has one,
+-- something to link to. No row: the lease is lost.
+with earlier as (
+    select message_ts from outbox where place = $1
+), delivered as (
+    update outbox set delivered_version = greatest(delivered_version, $3), message_channel = $4, message_ts = $5,
+                      posting_since = null, lease_token = null, leased_until = null, attempts = 0, last_error = null,
+                      updated_at = coalesce($6::timestamptz, now())
+    where place = $1 and lease_token = $2
+    returning place, ref
+), pointed as (
+    update outbox set version = version + 1, next_attempt_at = coalesce($6::timestamptz, now()),
+                      updated_at = coalesce($6::timestamptz, now())
+    from delivered, earlier
+    where earlier.message_ts is null and starts_with(delivered.place, 'card:')
+      and outbox.place = 'pointer:' || delivered.ref
+)
+select place from delivered;
 
 -- name: retry_delivery(place, lease_token, error, delay_s, absent, now)
 -- The lease goes back; due again later. $5: the post whose outcome was unknown is known not to exist. No row: the

@@ -339,7 +339,7 @@ def test_a_replaced_card_links_to_the_newer_one() -> None:
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (Approval(by="anyone"), "anyone in this channel"),
+        (Approval(by="anyone"), "anyone in <#C0SALESDESK>"),
         (Approval(by=("U0MARCUS001", "U0OSKAR0001")), "<@U0MARCUS001> or <@U0OSKAR0001>"),
         (Approval(by=UserGroup(handle="sales-managers")), "<!subteam^S0SALESMGRS>"),
         (Approval(by=UserGroup(handle="nobody-knows")), "@nobody-knows"),
