@@ -20,6 +20,7 @@ import asyncpg
 
 from bot.app import build_app
 from bot.delivery import Delivery
+from bot.homes import Homes
 from bot.listeners.service import InFlight
 from bot.people import SlackDirectory
 from bot.simulator import Simulator
@@ -95,6 +96,7 @@ class Stage:
     inbox: PgInbox
     directory: SlackDirectory
     delivery: Delivery
+    homes: Homes
     time: MovableTime
     in_flight: InFlight
     moved: list[str] = field(default_factory=list)
@@ -211,7 +213,7 @@ async def stage(
         desk = PgDesk(pool, now=now, hints=False)
         outbox = PgOutbox(pool, now=now)
         agent = Agent(instructions="", tools=[], scopes=no_scope, examples=("Quote Henderson", "b", "c"))
-        engine = Engine(agent, desk, directory, Rules(operators=operators))
+        engine = Engine(agent, desk, directory, Rules(operators=operators, alert_channel=alert_channel))
         delivery = Delivery(
             outbox,
             client,
@@ -220,6 +222,9 @@ async def stage(
             now,
             alert_channel=alert_channel,
             groups=directory.group_ids,
+            operators=operators,
+            members=directory,
+            examples=agent.examples,
             request_timeout_s=request_timeout_s,
         )
         yield Stage(
@@ -234,6 +239,7 @@ async def stage(
             inbox=PgInbox(pool, now=now, hints=False),
             directory=directory,
             delivery=delivery,
+            homes=Homes(engine, client, installation, clock, examples=agent.examples, groups=directory.group_ids),
             time=now,
             in_flight=InFlight(),
         )
@@ -248,6 +254,7 @@ async def connected(
         on.installation,
         engine or on.engine,
         inbox or on.inbox,
+        on.homes,
         on.session,
         api_url=on.slack.api_url,
         examples=on.engine.agent.examples,
