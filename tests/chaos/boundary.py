@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+import aiohttp
+
+from core.errors import CouldNotCheck
+
 T = TypeVar("T")
 
 # Ports whose calls are statements on PostgreSQL: "during" is after a statement was sent, before its answer came.
@@ -76,6 +80,15 @@ class Lost(ConnectionError):
     """The answer of a request never came."""
 
 
+def _lost(name: str) -> Exception:
+    """Return what a lost answer looks like to the caller of *name*, by its port's contract."""
+    if name.startswith("Directory."):
+        return CouldNotCheck("people", "the connection broke")
+    if name.startswith("Slack."):
+        return aiohttp.ServerDisconnectedError()
+    return Lost("the connection broke")
+
+
 class Stage:
     """One process's view of the plan: counts calls, fires faults.
 
@@ -121,7 +134,7 @@ class Stage:
                 await self._fire(mark)
         unheard = mark.point is not None and mark.point.phase in ("during", "late") and mark.point.fault == "cut"
         if unheard and not name.startswith(STORES):
-            raise Lost("the connection broke")
+            raise _lost(name)
         return result
 
     def instantly(self, name: str, work: Callable[[], T]) -> T:

@@ -44,6 +44,15 @@ async def _statement(dsn: str, statement: str) -> None:
         await opened.close()
 
 
+async def _clones(dsn: str, template: str) -> list[str]:
+    opened = await asyncpg.connect(dsn)
+    try:
+        rows = await opened.fetch("select datname from pg_database where starts_with(datname, $1)", template)
+        return [row["datname"] for row in rows]
+    finally:
+        await opened.close()
+
+
 @contextmanager
 def server() -> Iterator[tuple[str, str]]:
     """Lend (dsn, name of a migrated template)."""
@@ -58,7 +67,8 @@ def server() -> Iterator[tuple[str, str]]:
         asyncio.run(_statement(dsn, f'create database "{template}"'))
         asyncio.run(migrate(urlunsplit(urlsplit(dsn)._replace(path=f"/{template}"))))
         yield dsn, template
-        asyncio.run(_statement(dsn, f'drop database "{template}" with (force)'))
+        for name in asyncio.run(_clones(dsn, template)):
+            asyncio.run(_statement(dsn, f'drop database "{name}" with (force)'))
     finally:
         if embedded is not None:
             asyncio.run(embedded.stop())

@@ -318,7 +318,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("words", _assent, {ASK: (turn("send"),)}, (1,)),
     Scenario("stop waiting", _stop_waiting, {ASK: (turn("send"),)}, (0,), ("halted",)),
     Scenario("stop by word", _stop_by_word, {ASK: (turn("send"),)}, (0,), ("halted",)),
-    Scenario("stop running", _stop_running, {ASK: (turn("note"),)}, (1,), ("halted", "answered")),
+    Scenario("stop running", _stop_running, {ASK: (turn("note"),)}, (0, 1), ("halted", "answered")),
     Scenario("stop in doubt", _stop_in_doubt, {ASK: (turn("order", "note"),)}, (1, 2), ("halted", "answered")),
     Scenario("reap", _reap, {ASK: (turn("note"), turn("bomb"))}, (1,), ("failed",)),
     Scenario("deploy", _deploy, {ASK: (turn("send"), turn("order"))}, (2,)),

@@ -33,7 +33,7 @@ from tests.chaos.boundary import Call, Point, calls_of, read_log
 from tests.chaos.clock import SharedClock
 from tests.chaos.life import ALERTS, LEASE_S, LIFETIME_S, Setting, live
 from tests.chaos.target import NEEDS_APPROVAL, Target, Turn
-from tests.invariants import Effect, violations, watch
+from tests.invariants import Effect, violations
 
 # A killed process is noticed by its free lock and a beat this old, or by its lease.
 QUICK_S = 4.5
@@ -396,10 +396,9 @@ def halted(run: Run, reason: HaltReason) -> bool:
 
 @asynccontextmanager
 async def theatre(dsn: str, scenario: Scenario, plan: tuple[Point, ...]) -> AsyncIterator[tuple[Theatre, Any]]:
-    """Lend a theatre on an own, migrated database, with the pool that judges; its processes end with it."""
+    """Lend a theatre on an empty, watched database of its own, with the pool that judges; its processes end with it."""
     place = Path(tempfile.mkdtemp(prefix="atlas-chaos-", dir="/tmp"))
     clock = SharedClock()
-    await watch(dsn)
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=2)
     target = Target(place / "ledger", clock)
     played: Theatre | None = None
