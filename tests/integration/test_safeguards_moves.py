@@ -1,5 +1,6 @@
 """Safeguards of single moves on the real store that no other test would miss."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 
@@ -104,6 +105,38 @@ async def test_no_move_rests_over_a_stop(world: World, name: str) -> None:
     with pytest.raises(NewsArrived):
         await RESTING[name](world, fence)
     assert await world.everything() == before
+
+
+# ---- claims ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_claim_passes_over_what_somebody_else_is_taking(world: World) -> None:
+    """It neither waits for the row nor takes it a second time."""
+    fence = await world.started()
+    await world.worker.release(fence)
+    async with world.pool.acquire() as holder, holder.transaction():
+        await holder.execute("select from runs where id = $1 for update", fence.run_id)
+        claiming = asyncio.ensure_future(world.worker.claim(world.worker_id, 9))
+        try:
+            async with asyncio.timeout(20):
+                while not claiming.done():
+                    waiting = await world.value(
+                        "select count(*) from pg_stat_activity"
+                        " where datname = current_database() and wait_event_type = 'Lock'"
+                    )
+                    assert waiting == 0, "the claim waits for somebody else's row"
+                    await asyncio.sleep(0.005)
+            assert claiming.result() == []
+        finally:
+            claiming.cancel()
+            await asyncio.wait({claiming})
+    assert len(await world.worker.claim(world.worker_id, 9)) == 1
+
+
+async def test_a_claimed_run_is_not_claimed_again(world: World) -> None:
+    """By nobody, its holder included."""
+    await world.started()
+    assert await world.worker.claim(world.worker_id, 9) == []
 
 
 # ---- what was spent --------------------------------------------------------------------------------------------------

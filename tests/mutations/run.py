@@ -13,10 +13,13 @@ whatever their directory and environment. The failure it can cause: none to the 
     make mutants ARGS="fence digest"   only those whose name contains one of the words
     make mutants ARGS="--why fence"    and which test noticed each, with its first words
 
+    make mutants ARGS=--lanes=1        one at a time
+
 Exit code: 0 every mutation was noticed; 1 at least one survived; 2 something could not be judged (a text that does not
 stand there any more, tests that fail without a mutation or cannot run).
 """
 
+import asyncio
 import os
 import shutil
 import signal
@@ -29,10 +32,13 @@ import tomllib
 import venv
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from queue import SimpleQueue
+
+from storage.embedded import start_embedded
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
@@ -129,8 +135,11 @@ def read(path: Path) -> Mutation:
 class Lane:
     """A copy of the repository and an interpreter that knows this copy only."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: str) -> None:
         self.root = folder / "atlas"
+        self.database = database
+        self._running: subprocess.Popen[str] | None = None
+        self._stopped = False
         shutil.copytree(REPOSITORY, self.root, ignore=LEFT_OUT)
         place = folder / "python"
         # Installed packages come from a line of a .pth file, whose own .pth files (the editable repository) do not
@@ -158,7 +167,7 @@ class Lane:
         """
         slack = REPOSITORY.parent / "shared" / "slack"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment |= {"PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"PYTHONDONTWRITEBYTECODE": "1", "DATABASE_URL": self.database}
         if slack.is_dir():
             environment.setdefault("ATLAS_SLACK_DATA", str(slack))
         command = [self.python, "-m", "pytest", "-q", "-x", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
@@ -166,7 +175,10 @@ class Lane:
             [*command, *tests], cwd=self.root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             text=True, start_new_session=True,
         ) as running:  # fmt: skip
+            self._running = running
             try:
+                if self._stopped:
+                    raise CannotJudge("stopped")
                 printed, _ = running.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
                 raise TimeoutError(f"no end within {timeout_s:.0f} s") from error
@@ -175,6 +187,12 @@ class Lane:
         if running.returncode not in (0, 1):
             raise CannotJudge(f"pytest ended with {running.returncode}:\n{printed[-1500:]}")
         return running.returncode == 0, printed[-3000:]
+
+    def stop(self) -> None:
+        """Let what runs come to its end now, and nothing begin."""
+        self._stopped = True
+        if self._running is not None and self._running.poll() is None:
+            self._running.send_signal(signal.SIGINT)
 
     def judge(self, mutation: Mutation) -> Judged:
         """Break, run, repair."""
@@ -232,7 +250,7 @@ def _unmutated(lanes: Sequence[Lane], chosen: Sequence[Mutation]) -> str:
         sound, printed = lane.passes(share, TIMEOUT_S * 4)
         return "" if sound else printed
 
-    with ThreadPoolExecutor(len(lanes)) as pool:
+    with _threads(lanes) as pool:
         return "".join(pool.map(run, lanes, shares))
 
 
@@ -253,11 +271,37 @@ def _in_lanes(lanes: Sequence[Lane], chosen: Sequence[Mutation]) -> Iterator[Jud
         finally:
             free.put(lane)
 
-    with ThreadPoolExecutor(len(lanes)) as pool:
+    with _threads(lanes) as pool:
         for mutation in sorted(chosen, key=lambda each: -each.cost):
             pool.submit(one, mutation)
         for _ in chosen:
             yield done.get()
+
+
+@contextmanager
+def _threads(lanes: Sequence[Lane]) -> Iterator[ThreadPoolExecutor]:
+    """Lend a thread to each lane; when it does not end well, stop what runs and forget what waits."""
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        try:
+            yield pool
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for lane in lanes:
+                lane.stop()
+            raise
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[str]:
+    """Lend the DSN of a server for all tests: each session of them makes databases of its own in it."""
+    if given := os.environ.get("DATABASE_URL"):
+        yield given
+        return
+    server = asyncio.run(start_embedded(folder, settings={"fsync": "off", "max_connections": "300"}))
+    try:
+        yield server.dsn
+    finally:
+        asyncio.run(server.stop())
 
 
 def _told(judged: Judged) -> str:
@@ -276,32 +320,32 @@ def _told(judged: Judged) -> str:
     return "\n".join(lines)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Run; return the exit code."""
     begun = time.monotonic()
-    why = "--why" in words
-    chosen = mutations([word for word in words if word != "--why"])
+    why = "--why" in arguments
+    at_once = next((int(each[8:]) for each in arguments if each.startswith("--lanes=")), LANES)
+    words = [each for each in arguments if not each.startswith("--")]
+    chosen = mutations(words)
     if not chosen:
         print("there is no such mutation; the names are:", *(mutation.name for mutation in mutations()), sep="\n  ")
         return 2
     results: list[Judged] = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+    with tempfile.TemporaryDirectory(prefix="mutants-") as name:
+        folder = Path(name)
         # Passable, so that a database server of another user finds its own program in it.
-        Path(folder).chmod(0o755)
-        lanes = [Lane(Path(folder) / str(number)) for number in range(min(LANES, len(chosen)))]
-        print(f"{len(chosen)} mutations, {len(lanes)} at a time; first their tests without any", flush=True)
-        failed = _unmutated(lanes, chosen)
-        if failed:
-            print(f"the tests fail without any mutation:\n{failed}")
-            return 2
-        print(f"they pass ({time.monotonic() - begun:.0f} s)", flush=True)
-        for judged in _in_lanes(lanes, chosen):
-            results.append(judged)
-            count = f"{len(results)}/{len(chosen)}"
-            name = textwrap.shorten(judged.mutation.name, WIDTH - 29)
-            print(f"{count:>7}  {judged.verdict.value:<8} {judged.seconds:6.1f} s  {name}", flush=True)
-            if why and judged.verdict is Verdict.NOTICED:
-                print(*(f"{'':>11}{line[: WIDTH - 11]}" for line in judged.words.splitlines()), sep="\n", flush=True)
+        folder.chmod(0o755)
+        with _postgres(folder / "postgres") as database:
+            lanes = [Lane(folder / str(number), database) for number in range(min(at_once, len(chosen)))]
+            print(f"{len(chosen)} mutations, {len(lanes)} at a time; first their tests without any", flush=True)
+            failed = _unmutated(lanes, chosen)
+            if failed:
+                print(f"the tests fail without any mutation:\n{failed}")
+                return 2
+            print(f"they pass ({time.monotonic() - begun:.0f} s)", flush=True)
+            for judged in _in_lanes(lanes, chosen):
+                results.append(judged)
+                print(_line(judged, f"{len(results)}/{len(chosen)}", why=why), flush=True)
     by = {verdict: [judged for judged in results if judged.verdict is verdict] for verdict in Verdict}
     for judged in (*by[Verdict.SURVIVED], *by[Verdict.UNJUDGED]):
         print("\n" + _told(judged))
@@ -310,11 +354,26 @@ def main(words: Sequence[str]) -> int:
     return 2 if by[Verdict.UNJUDGED] else 1 if by[Verdict.SURVIVED] else 0
 
 
+def _line(judged: Judged, count: str, *, why: bool) -> str:
+    name = textwrap.shorten(judged.mutation.name, WIDTH - 29)
+    lines = [f"{count:>7}  {judged.verdict.value:<8} {judged.seconds:6.1f} s  {name}"]
+    if why and judged.verdict is Verdict.NOTICED:
+        lines += [f"{'':>11}{line[: WIDTH - 11]}" for line in judged.words.splitlines()]
+    return "\n".join(lines)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, _interrupted)
     try:
         sys.exit(main(sys.argv[1:]))
     except CannotJudge as problem:
         print(problem)
         sys.exit(2)
     except KeyboardInterrupt:
+        print("stopped")
         sys.exit(130)
