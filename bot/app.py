@@ -14,7 +14,9 @@ from slack_bolt.adapter.aiohttp import to_aiohttp_response, to_bolt_request
 from slack_bolt.async_app import AsyncApp
 from slack_bolt.authorization import AuthorizeResult
 
+from bot.homes import Homes
 from bot.listeners import actions, commands, events, views
+from bot.listeners import examples as examples_
 from bot.listeners.service import COMMIT_WITHIN_S, InFlight, Service
 from bot.slack import Installation, web_client
 from core.engine import Engine
@@ -33,6 +35,7 @@ def build_app(
     installation: Installation,
     engine: Engine,
     inbox: Inbox,
+    homes: Homes,
     session: aiohttp.ClientSession,
     *,
     api_url: str = "",
@@ -76,6 +79,7 @@ def build_app(
     service = Service(
         engine=engine,
         installation=installation,
+        homes=homes,
         moved=moved,
         groups=groups,
         examples=tuple(examples),
@@ -83,6 +87,7 @@ def build_app(
         in_flight=in_flight or InFlight(),
     )
     events.register(app, service, inbox, arrived)
+    examples_.register(app, service, inbox, arrived)
     actions.register(app, service)
     commands.register(app, service)
     views.register(app, service)

@@ -58,7 +58,7 @@ def _no_groups() -> dict[str, str]:
 
 class Delivery:
     """Delivers what the outbox owes. *alert_channel*: where alerts go; *groups*: user group ids by handle, as known;
-    *members*: who belongs where, to reach people directly when a place is closed."""
+    *members*: who belongs where, to reach people directly when a place is closed; *examples*: what the agent offers."""
 
     def __init__(
         self,
@@ -72,6 +72,7 @@ class Delivery:
         groups: GroupIds = _no_groups,
         operators: frozenset[str] = frozenset(),
         members: Members | None = None,
+        examples: Sequence[str] = (),
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.outbox = outbox
@@ -82,6 +83,7 @@ class Delivery:
         self.alert_channel = alert_channel
         self.groups = groups
         self.operators = operators
+        self.examples = tuple(examples)
         self.reach = Reach(outbox, client, operators, members)
         self.request_timeout_s = request_timeout_s
         self._wake = asyncio.Event()
@@ -306,7 +308,8 @@ class Delivery:
         inputs = await self.outbox.render_inputs(row)
         if row.message_ts is None and _came_late(inputs):
             return version, None
-        return version, render(row, inputs, version, Surroundings(self.installation.url, self.groups(), self.operators))
+        around = Surroundings(self.installation.url, self.groups(), self.operators, self.examples)
+        return version, render(row, inputs, version, around)
 
     async def _turn(self, row: OutboxRow, channel: str, method: str, every_s: float, burst_s: float) -> bool:
         """Wait for this request's turn; False when it is far off: the row was given back and its slot kept."""

@@ -47,7 +47,7 @@ STATE_SIGNS = {
 COMMANDS: tuple[tuple[str, str], ...] = (
     ("pending", "what waits for your decision"),
     ("runs", "your latest runs"),
-    ("show RUN", "one run in detail"),
+    ("show [RUN]", "one run in detail (your latest one)"),
     ("continue [RUN]", "let a stopped run go on (your latest one)"),
     ("stop [RUN]", "stop a run (your latest one)"),
     ("help", "this text"),
@@ -78,6 +78,13 @@ NOT_AN_OPERATOR = (
     "Nothing was noted."
 )
 ACKNOWLEDGE_UNCHECKED = "Atlas could not check who you are just now, so nothing was noted. Please press again."
+ASK_THIS = "Ask this"
+NOT_OFFERED = "This example is no longer offered, so nothing was asked. Write to Atlas what you need."
+NOT_SERVED = (
+    "Atlas works for members of this workspace only, so nothing was asked. Ask one of them to do it, or an admin."
+)
+ASKED_IN_MESSAGES = "Asked. Atlas answers in your direct messages with it."
+NO_RUNS = "You have no runs yet. Ask Atlas for something: mention it in a channel, or write it a direct message."
 UNKNOWN_BUTTON = "This button belongs to an older version of Atlas. Write to Atlas again, please."
 
 
@@ -364,9 +371,13 @@ def help_lines(examples: Sequence[str]) -> list[Line]:
     """Return what Atlas can do, with up to three examples, then the commands."""
     lines: list[Line] = [(WHAT_IT_DOES,), (Bold("For example"),)]
     lines += [("• ", visible(example)) for example in (tuple(examples)[:3] or EXAMPLES_WITHOUT_AGENT)]
-    lines.append((Bold("Commands"), " (/atlas … anywhere, “@Atlas …” inside a thread)"))
-    lines += [("• ", Code(command), f" {what}") for command, what in COMMANDS]
-    return lines
+    return [*lines, *command_lines()]
+
+
+def command_lines() -> list[Line]:
+    """Return the commands, and where each form of them works."""
+    lines: list[Line] = [(Bold("Commands"), " (/atlas … anywhere, “@Atlas …” inside a thread)")]
+    return [*lines, *(("• ", Code(command), f" {what}") for command, what in COMMANDS)]
 
 
 def show_lines(view: RunView) -> list[Line]:
@@ -412,7 +423,7 @@ class Texts:
 
     def runs(self, runs: Sequence[Run]) -> str:
         """List runs."""
-        return _paragraphs([one_run(run, None) for run in runs]) if runs else "You have no runs yet. Ask for something."
+        return _paragraphs([one_run(run, None) for run in runs]) if runs else NO_RUNS
 
     def pending(self, pending: Sequence[tuple[Suspension, Run]]) -> str:
         """List what waits for the asker."""
@@ -431,13 +442,17 @@ class Texts:
         """Say that there is no such run (also to people whose run it is not)."""
         return NOT_FOUND
 
-    def continued(self, run: Run) -> str | None:
-        """Say nothing: the progress line shows that the run goes on."""
-        return None
+    def elsewhere(self, run_id: str) -> str:
+        """Say that a run of another conversation is not shown in this one, and where it is."""
+        return f"Run {run_id} belongs to another conversation. /atlas show {run_id} shows it to you alone."
 
-    def stopped(self, stopped: Stopped) -> str | None:
+    def continued(self, run: Run, *, here: bool = True) -> str | None:
+        """Say nothing in the run's own thread: the progress line shows that it goes on."""
+        return None if here else continued_words(run)
+
+    def stopped(self, stopped: Stopped, *, here: bool = True) -> str | None:
         """Acknowledge a stop in words; None when the halt card says it."""
-        return stopped_words(stopped) if stopped.how != "halted" else None
+        return None if here and stopped.how == "halted" else stopped_words(stopped)
 
     def could_not_start(self, why: str) -> str:
         """Say that the person's permissions could not be checked and that Atlas keeps trying."""
@@ -455,14 +470,14 @@ class Texts:
 def stopped_words(stopped: Stopped) -> str:
     """Say what a stop did."""
     if stopped.run is None:
-        return "There is no run of yours to stop."
+        return "There is no run of yours to stop. /atlas runs lists your runs."
     match stopped.how:
         case "halted":
-            return f"Run {stopped.run.id} is stopped."
+            return f"Run {stopped.run.id} is stopped. Continue lets it go on: the button, or /atlas continue."
         case "requested":
             return f"Run {stopped.run.id} stops as soon as what it is doing just now has ended."
         case _:
-            return f"Run {stopped.run.id} has ended already."
+            return f"Run {stopped.run.id} has ended already. /atlas show {stopped.run.id} says how."
 
 
 def continued_words(run: Run) -> str:

@@ -22,6 +22,7 @@ import asyncpg
 
 from bot.app import build_app, events_route
 from bot.delivery import Delivery
+from bot.homes import Homes
 from bot.listeners.service import InFlight
 from bot.loading import Models, load_agent, load_model, route_of
 from bot.opening import Stores, rules_of, stores
@@ -89,6 +90,7 @@ DRAIN_POLL_S = 0.25
 QUICK_REAP_S = 0.5
 DELIVER_EVERY_S = 2.0
 PROGRESS_EVERY_S = 1.0
+HOMES_EVERY_S = 2.0
 REMIND_EVERY_S = 10.0
 RETENTION_EVERY_S = 3600.0
 
@@ -135,6 +137,7 @@ class Process:
             groups=self.directory.group_ids,
             operators=settings.operators,
             members=self.directory,
+            examples=self.agent.examples,
         )
         self.drain = Drain(
             self.engine,
@@ -145,12 +148,21 @@ class Process:
             self.names,
             route_of(self.agent, settings.model),
         )
+        self.homes = Homes(
+            self.engine,
+            self.client,
+            installation,
+            self.clock,
+            examples=self.agent.examples,
+            groups=self.directory.group_ids,
+        )
         self.mail_due = asyncio.Event()
         self.schedule = Schedule()
         self.app = build_app(
             installation,
             self.engine,
             opened.inbox,
+            self.homes,
             session,
             api_url=settings.slack_api_url,
             signing_secret="" if settings.socket_mode else settings.signing_secret,
@@ -245,6 +257,7 @@ class Process:
         self.schedule.every(RETENTION_EVERY_S, "retention", retention.run_once)
         if self.role in ("all", "bot"):
             self.schedule.every(DELIVER_EVERY_S, "update messages", UpdateMessages(self.delivery).run_once)
+            self.schedule.every(HOMES_EVERY_S, "refresh homes", self.homes.run_once)
             self.schedule.every(PROGRESS_EVERY_S, "refresh progress", self._refresh_progress)
 
     async def _refresh_progress(self) -> None:

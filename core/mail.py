@@ -17,7 +17,7 @@ from core.conversation import Message, StoredMessage
 from core.engine import Actor, Engine
 from core.errors import Conflict, CouldNotCheck, StoreUnavailable, words_of
 from core.holder import resolved
-from core.ports import Alert, Clock, Desk, Directory, Letter, LiveRun, Names, NewRun, Voice
+from core.ports import Alert, Clock, Desk, Directory, Letter, LiveRun, Names, NewRun, Stopped, Voice
 from core.results import unanswered
 from core.run import Run, RunState, RunView
 from core.words import Command, command_of, is_bare_assent
@@ -102,8 +102,12 @@ class Drain:
             return
         command = Command("help") if not letter.text.strip() else command_of(letter.text)
         if command is not None:
-            await self.desk.answer_letter(letter, await self._obey(letter, command))
+            notice = await self._obey(letter, command)
+            await self.desk.answer_letter(letter, notice, offers=command.name == "help")
             return
+        if letter.kind == "direct":
+            text = self.voice.help(self.agent.examples)
+            await self.desk.welcome(letter.team_id, letter.user_id, letter.channel_id, text)
         live = await self.desk.live_run(letter)
         if live is None:
             await self._start(letter, person)
@@ -148,33 +152,56 @@ class Drain:
         actor = Actor(letter.team_id, letter.user_id, Via.MENTION)
         match command.name:
             case "runs":
-                return self.voice.runs(await self.engine.runs(actor))
+                return self.voice.runs([run for run in await self.engine.runs(actor) if _shown(letter, run)])
             case "pending":
-                return self.voice.pending(await self.engine.pending(actor))
+                waiting = await self.engine.pending(actor)
+                return self.voice.pending([(it, run) for it, run in waiting if _shown(letter, run)])
             case "show":
-                run_id = command.argument or await self._here(letter)
-                view = await self.engine.show(actor, run_id) if run_id else None
-                return self.voice.show(view) if view else self.voice.not_found()
+                return await self._show(letter, actor, command.argument)
             case "continue":
-                run_id = command.argument or await self._here(letter, RunState.HALTED)
-                if not run_id:
-                    return self.voice.nothing_to_continue()
-                continued = await self.engine.continue_run(actor, run_id)
-                return self.voice.continued(continued.run) if continued.run else self.voice.not_found()
+                run = await self._meant(letter, actor, command.argument, RunState.HALTED)
+                if run is None:
+                    return self.voice.not_found() if command.argument else self.voice.nothing_to_continue()
+                continued = await self.engine.continue_run(actor, run.id)
+                here = continued.run is not None and _here(letter, continued.run)
+                return self.voice.continued(continued.run, here=here) if continued.run else self.voice.not_found()
             case "stop":
-                run_id = command.argument or await self._here(letter, RunState.RUNNING, RunState.SUSPENDED)
-                if not run_id:
-                    return self.voice.not_found()
-                return self.voice.stopped(await self.engine.stop_run(actor, run_id))
+                run = await self._meant(letter, actor, command.argument, RunState.RUNNING, RunState.SUSPENDED)
+                if run is None:
+                    return self.voice.not_found() if command.argument else self.voice.stopped(Stopped("ended", None))
+                return self.voice.stopped(await self.engine.stop_run(actor, run.id), here=_here(letter, run))
             case _:
                 return self.voice.help(self.agent.examples)
 
-    async def _here(self, letter: Letter, *states: RunState) -> str | None:
-        """Return the person's newest run of this thread (in one of *states*)."""
-        runs: Sequence[Run] = await self.desk.thread_runs(
+    async def _show(self, letter: Letter, actor: Actor, run_id: str) -> str:
+        run = await self._meant(letter, actor, run_id)
+        view = await self.engine.show(actor, run.id) if run else None
+        if view is None:
+            return self.voice.not_found() if run_id else self.voice.runs([])
+        return self.voice.show(view) if _shown(letter, view.run) else self.voice.elsewhere(view.run.id)
+
+    async def _meant(self, letter: Letter, actor: Actor, run_id: str, *states: RunState) -> Run | None:
+        """Return the run that a command means: the named one, else the person's newest of this thread, else (where
+        nothing but the command was written) their newest of all, in one of *states*."""
+        if run_id:
+            return await self.desk.run(run_id)
+        mine: Sequence[Run] = await self.desk.thread_runs(
             letter.team_id, letter.channel_id, letter.thread_ts, letter.user_id
         )
-        return next((run.id for run in runs if not states or run.state in states), None)
+        if not mine and letter.ts == letter.thread_ts:
+            mine = await self.desk.runs(
+                team_id=actor.team_id, user_id=actor.user_id, limit=1, states=[state.value for state in states]
+            )
+        return next((run for run in mine if not states or run.state in states), None)
+
+
+def _here(letter: Letter, run: Run) -> bool:
+    return (letter.channel_id, letter.thread_ts) == (run.channel_id, run.thread_ts)
+
+
+def _shown(letter: Letter, run: Run) -> bool:
+    """Say whether a run may be told of where the letter stands: a channel reads along, so only of its own runs."""
+    return letter.kind == "direct" or letter.channel_id == run.channel_id
 
 
 def follow_up(parent: RunView, text: str) -> list[StoredMessage]:

@@ -387,8 +387,13 @@ class Desk(Protocol):
         an outcome suspension is open."""
         ...
 
-    async def answer_letter(self, letter: Letter, notice: str | None) -> None:
-        """Mark the letter handled without a run (a command, a bare assent); *notice*: a line for its thread."""
+    async def answer_letter(self, letter: Letter, notice: str | None, *, offers: bool = False) -> None:
+        """Mark the letter handled without a run (a command, a bare assent); *notice*: a line for its thread.
+        *offers*: it says what Atlas can do, so the agent's examples stand below it, to be clicked."""
+        ...
+
+    async def welcome(self, team_id: str, user_id: str, channel_id: str, text: str) -> bool:
+        """Owe somebody, once, what Atlas can do, in their direct messages; False: they were told already."""
         ...
 
     async def retry_letter(self, letter: Letter, why: str, delay_s: float, notice: str | None) -> None:
@@ -639,6 +644,12 @@ class Inbox(Protocol):
         """Store the event; False when it is there already. Raises StoreUnavailable: do not ack."""
         ...
 
+    async def put_click(self, event: InboundEvent, thread_ts: str | None) -> bool:
+        """Store a click on an example as its presser's message, and owe the line that says so; False when it is there.
+
+        *thread_ts*: the thread that it goes on in; None: that line opens one. Raises StoreUnavailable: do not ack."""
+        ...
+
 
 class Voice(Protocol):
     """The words that the drain says in a thread; one place (bot/texts.py), one voice. All plain mrkdwn-free text."""
@@ -667,12 +678,16 @@ class Voice(Protocol):
         """Say that there is no such run (also to people whose run it is not)."""
         ...
 
-    def continued(self, run: Run) -> str | None:
-        """Acknowledge a continue in words (None: the progress line says it)."""
+    def elsewhere(self, run_id: str) -> str:
+        """Say that a run of another conversation is not shown in this one, and where it is."""
         ...
 
-    def stopped(self, stopped: Stopped) -> str | None:
-        """Acknowledge a stop in words."""
+    def continued(self, run: Run, *, here: bool = True) -> str | None:
+        """Acknowledge a continue in words (None: the progress line says it). *here*: in the run's own thread."""
+        ...
+
+    def stopped(self, stopped: Stopped, *, here: bool = True) -> str | None:
+        """Acknowledge a stop in words (None: the halt card says it). *here*: in the run's own thread."""
         ...
 
     def could_not_start(self, why: str) -> str:

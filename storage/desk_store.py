@@ -144,12 +144,29 @@ class PgDesk:
             row = await sql.wake_superseded_run.value(connection, run_id=run_id, worker_id=worker_id, now=now)
             return await self._woken(connection, run_of(parsed(row)))
 
-    async def answer_letter(self, letter: Letter, notice: str | None) -> None:
+    async def answer_letter(self, letter: Letter, notice: str | None, *, offers: bool = False) -> None:
         """Mark the letter handled without a run; *notice*: a line for its thread. No error when it is handled."""
         now = self._database.now()
         async with self._database.transaction() as connection:
             if await sql.handle_letter.value(connection, letter_id=letter.id, now=now) is not None:
-                await self._write_back(connection, letter, "answer", notice)
+                await self._write_back(connection, letter, "answer", notice, offers=offers)
+
+    async def welcome(self, team_id: str, user_id: str, channel_id: str, text: str) -> bool:
+        """Owe somebody, once, what Atlas can do, in their direct messages; False: they were told already."""
+        async with self._database.transaction() as connection:
+            place = await sql.owe_once.value(
+                connection,
+                place=f"welcome:{team_id}:{user_id}",
+                run_id=None,
+                kind="notice",
+                ref="",
+                channel_id=channel_id,
+                thread_ts=None,
+                content=encode({"text": text, "offers": True}),
+                now=self._database.now(),
+            )
+            await self._hint(connection, endings.OUTBOX, "")
+        return place is not None
 
     async def retry_letter(self, letter: Letter, why: str, delay_s: float, notice: str | None) -> None:
         """Count a failed attempt; due again in *delay_s*. *notice*: a line for its thread, posted once."""
@@ -169,9 +186,12 @@ class PgDesk:
                 await self._write_back(connection, letter, "parked", notice)
                 await endings.owe_alert(connection, None, alert, now)
 
-    async def _write_back(self, connection: "Connection", letter: Letter, what: str, notice: str | None) -> None:
+    async def _write_back(
+        self, connection: "Connection", letter: Letter, what: str, notice: str | None, *, offers: bool = False
+    ) -> None:
         if notice is None:
             return
+        content: dict[str, Any] = {"text": notice, "mention": letter.user_id}
         await sql.owe_once.run(
             connection,
             place=f"notice:letter-{letter.id}:{what}",
@@ -180,7 +200,7 @@ class PgDesk:
             ref="",
             channel_id=letter.channel_id,
             thread_ts=letter.thread_ts,
-            content=encode({"text": notice, "mention": letter.user_id}),
+            content=encode(content | {"offers": True} if offers else content),
             now=self._database.now(),
         )
         await self._hint(connection, endings.OUTBOX, "")

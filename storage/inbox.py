@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from core.ports import InboundEvent
-from storage import sql
+from storage import endings, sql
 from storage.database import Database
 from storage.rows import clean, encode
 
@@ -46,3 +46,39 @@ class PgInbox:
             if stored is not None and self._database.hints:
                 await sql.hint.value(connection, channel=MAIL, run_id="")
         return stored is not None
+
+    async def put_click(self, event: InboundEvent, thread_ts: str | None) -> bool:
+        """Store a click on an example as its presser's message, and owe the line that says so; False when it is there.
+
+        *thread_ts*: the thread that it goes on in; None: the line becomes the parent of a new one. The drain takes it
+        once that line stands.
+        """
+        now = self._database.now()
+        async with self._database.transaction() as connection:
+            letter_id = await sql.put_click.value(
+                connection,
+                event_id=event.event_id,
+                kind=event.kind,
+                team_id=event.team_id,
+                channel_id=event.channel_id,
+                ts=event.ts,
+                user_id=event.user_id,
+                text=clean(event.text),
+                payload=encode(event.payload),
+                now=now,
+            )
+            if letter_id is None:
+                return False
+            await sql.owe_once.value(
+                connection,
+                place=f"asked:{letter_id}",
+                run_id=None,
+                kind="notice",
+                ref="",
+                channel_id=event.channel_id,
+                thread_ts=thread_ts,
+                content=encode({"asked": event.text, "by": event.user_id}),
+                now=now,
+            )
+            await endings.hint(connection, endings.OUTBOX, "", allowed=self._database.hints)
+        return True

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bot.blocks import run_messages
 from bot.blocks.cards import Surroundings, card, pointer, reminder
+from bot.blocks.offers import offers
 from bot.lines import Block, clip
 from core.ports import OutboxRow, RenderInputs
 
@@ -35,6 +36,10 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
             text, blocks = card(inputs, around, away=_away(row, inputs))
         case "notice" if inputs.content.get("reminder"):
             text, blocks = reminder(inputs, around)
+        case "notice" if inputs.content.get("offers"):
+            text, blocks = run_messages.notice(inputs)[0], offers(around.examples)
+        case "notice" if inputs.content.get("asked"):
+            text, blocks = run_messages.asked(inputs)
         case "progress":
             text, blocks = run_messages.progress(inputs)
         case "answer":

@@ -30,11 +30,13 @@ _SAID_BY_VERSUS = "it changed while it was waiting"
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What rendering needs to know of the workspace: its address, ids of user groups by handle, and the operators."""
+    """What rendering needs to know: the workspace's address, ids of user groups by handle, the operators, and what the
+    agent offers as examples."""
 
     url: str = ""
     groups: Mapping[str, str] = field(default_factory=dict)
     operators: frozenset[str] = frozenset()
+    examples: tuple[str, ...] = ()
 
     def link(self, at: tuple[str, str] | None, label: str, thread_ts: str | None = None) -> Link | None:
         """Return a link to a message, if the workspace's address and the message's place are known."""

@@ -11,6 +11,7 @@ from bot import texts
 from bot.blocks.artefact import header
 from bot.blocks.cards import Surroundings, button, card, continue_value
 from bot.blocks.modals import sections
+from bot.blocks.offers import offers
 from bot.lines import Block
 from core.ports import RenderInputs
 from core.run import Run, RunState, Suspension
@@ -25,11 +26,14 @@ def home(
     waiting: Sequence[tuple[Suspension, Run]], runs: Sequence[Run], examples: Sequence[str], around: Surroundings
 ) -> Block:
     """Return the Home view of one person."""
-    blocks = [header("Waiting for you")]
+    about = [header("What Atlas can do"), *offers(examples)]
+    # Whoever has no run yet is new here: what they may ask comes first.
+    blocks: list[Block] = [] if runs else about
+    blocks.append(header("Waiting for you"))
     blocks += _waiting(waiting, around) if waiting else sections([("Nothing waits for your decision.",)])
     blocks.append(header("Your runs"))
     if not runs:
-        blocks += sections([("You have no runs yet.",)])
+        blocks += sections([(texts.NO_RUNS,)])
     for run in runs[:RUNS_SHOWN]:
         link = around.link((run.channel_id, run.thread_ts), "open")
         blocks += sections([texts.one_run(run, link)])
@@ -39,9 +43,7 @@ def home(
         elif run.state in (RunState.RUNNING, RunState.SUSPENDED):
             press = button("stop", "Stop", json.dumps({"r": run.id}))
             blocks.append({"type": "actions", "elements": [press]})
-    blocks.append(header("What Atlas can do"))
-    blocks += sections(texts.help_lines(examples))
-    return {"type": "home", "blocks": blocks[:100]}
+    return {"type": "home", "blocks": [*blocks, *(about if runs else [])][:100]}
 
 
 def _waiting(waiting: Sequence[tuple[Suspension, Run]], around: Surroundings) -> list[Block]:

@@ -141,6 +141,13 @@ def notice(inputs: RenderInputs) -> tuple[str, list[Block]]:
     return (fallback + escape_and_clip(text, FALLBACK)).strip(), blocks
 
 
+def asked(inputs: RenderInputs) -> tuple[str, list[Block]]:
+    """Return the line that says who clicked which example. *content*: {asked, by}."""
+    by, text = str(inputs.content.get("by") or ""), clip(visible(str(inputs.content["asked"])), 1_000)
+    line: Line = ("💬 ", Who(by), f" asks: {text}")
+    return mrkdwn(line), [rich_line(line)]
+
+
 def alert(inputs: RenderInputs, around: Surroundings, place: str = "") -> tuple[str, list[Block]]:
     """Return a message for the operators: what is wrong, the last steps, what to do, who and where, who took it up."""
     content = inputs.content

@@ -13,7 +13,7 @@ from slack_bolt.kwargs_injection.async_args import AsyncArgs
 from bot import texts
 from bot.blocks.edit_form import can_be_edited, edit_form
 from bot.blocks.modals import decline_form, details, loading, told
-from bot.listeners.events import draw_home
+from bot.blocks.offers import EXAMPLE
 from bot.listeners.service import NotCommitted, Press, Service, actor_of, read_press, whisper
 from bot.slack import CALL_ERRORS, read_failure
 from core.approvals import Refusal, Via
@@ -173,7 +173,7 @@ def register(app: AsyncApp, service: Service) -> None:
     app.action(re.compile(r"\Alink\b"))(link)
     # Not for the ones above: Bolt tries the next listener when one did not ack, and what was not committed must stay
     # unacked.
-    app.action(re.compile(rf"\A(?!(?:{'|'.join(known)})\Z|link\b)"))(unknown)
+    app.action(re.compile(rf"\A(?!(?:{'|'.join(known)})\Z|(?:link|{EXAMPLE})\b)"))(unknown)
 
 
 def _press(args: AsyncArgs) -> Press | None:
@@ -189,7 +189,8 @@ def _via(args: AsyncArgs) -> Via:
 async def _redraw(args: AsyncArgs, service: Service) -> None:
     """Draw the Home anew on which a button was pressed."""
     if _via(args) is Via.HOME:
-        await draw_home(args, service, actor_of(args.body, Via.HOME).user_id)
+        actor = actor_of(args.body, Via.HOME)
+        await service.homes.opened(actor.team_id, actor.user_id)
 
 
 async def page_of(service: Service, args: AsyncArgs, press: Press, page: int) -> dict[str, object]:

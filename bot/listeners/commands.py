@@ -10,6 +10,7 @@ from slack_bolt.async_app import AsyncApp
 from slack_bolt.kwargs_injection.async_args import AsyncArgs
 
 from bot import texts
+from bot.blocks.offers import offers
 from bot.lines import Line, clip, unescape, visible
 from bot.listeners.service import Service, actor_of, whisper, whisper_lines
 from core.approvals import Via
@@ -30,6 +31,9 @@ def register(app: AsyncApp, service: Service) -> None:
             await _move(args, service, command)
             return
         await args.ack()
+        if command is not None and command.name == "help":
+            await whisper_lines(args, texts.help_lines(service.examples), offers(service.examples))
+            return
         try:
             lines = await _read(args, service, command, text)
         except (StoreUnavailable, CouldNotCheck):
@@ -63,7 +67,7 @@ async def _read(args: AsyncArgs, service: Service, command: Command | None, text
     if command.name == "runs":
         runs = await service.engine.runs(actor)
         lines = [texts.one_run(run, service.thread_link(run)) for run in runs]
-        return lines or [("You have no runs yet. Ask Atlas for something.",)]
+        return lines or [(texts.NO_RUNS,)]
     if command.name == "pending":
         waiting = await service.engine.pending(actor)
         lines = [texts.one_pending(suspension, run, service.thread_link(run)) for suspension, run in waiting]
@@ -73,8 +77,8 @@ async def _read(args: AsyncArgs, service: Service, command: Command | None, text
         if not run_id:
             mine = await service.engine.runs(actor, limit=1)
             if not mine:
-                return [("You have no runs yet. Ask Atlas for something.",)]
+                return [(texts.NO_RUNS,)]
             run_id = mine[0].id
         view = await service.engine.show(actor, run_id)
         return texts.show_lines(view) if view is not None else [(texts.NOT_FOUND,)]
-    return texts.help_lines(service.examples)
+    raise AssertionError(f"no list is called {command.name}")

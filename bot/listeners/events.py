@@ -14,12 +14,10 @@ from slack_bolt.async_app import AsyncApp
 from slack_bolt.kwargs_injection.async_args import AsyncArgs
 from slack_bolt.response import BoltResponse
 
-from bot.blocks.home import home
 from bot.lines import unescape
-from bot.listeners.service import NotCommitted, Service, actor_of
-from bot.slack import CALL_ERRORS, read_failure
-from core.approvals import Via
-from core.errors import CouldNotCheck, StoreUnavailable
+from bot.listeners.service import NotCommitted, Service
+from bot.texts import Texts
+from core.errors import StoreUnavailable
 from core.ports import InboundEvent, Inbox
 
 log = logging.getLogger("atlas.events")
@@ -103,8 +101,18 @@ def register(app: AsyncApp, service: Service, inbox: Inbox, arrived: Callable[[]
     @service.listener
     async def home_opened(args: AsyncArgs) -> None:
         event = args.body.get("event") or {}
-        if event.get("tab") == "home" and event.get("user"):
-            await draw_home(args, service, str(event["user"]))
+        team_id, user_id = str(args.body.get("team_id") or ""), str(event.get("user") or "")
+        if not user_id:
+            return
+        if event.get("tab") == "home":
+            await service.homes.opened(team_id, user_id)
+        elif event.get("tab") == "messages" and event.get("channel"):
+            text = Texts().help(service.examples)
+            try:
+                await service.engine.desk.welcome(team_id, user_id, str(event["channel"]), text)
+            except StoreUnavailable as error:
+                log.warning("%s could not be welcomed: %s", user_id, error)
+            service.moved()
 
     @service.listener
     async def ignored(args: AsyncArgs) -> None:
@@ -114,20 +122,3 @@ def register(app: AsyncApp, service: Service, inbox: Inbox, arrived: Callable[[]
     app.use(keep)
     app.event("app_home_opened")(home_opened)
     app.event(re.compile(r".*"))(ignored)
-
-
-async def draw_home(args: AsyncArgs, service: Service, user_id: str) -> None:
-    """Publish somebody's Home as it is now. *user_id* comes from the verified payload."""
-    body = {"team_id": args.body.get("team_id") or "", "user_id": user_id}
-    actor = actor_of(body if not args.body.get("team") else args.body, Via.HOME)
-    try:
-        waiting = await service.engine.pending(actor)
-        runs = await service.engine.runs(actor, limit=8)
-    except (StoreUnavailable, CouldNotCheck) as error:
-        log.warning("the Home of %s could not be drawn: %s", user_id, error)
-        return
-    try:
-        view = home(waiting, runs, service.examples, service.around)
-        await args.client.views_publish(user_id=user_id, view=view)
-    except CALL_ERRORS as error:
-        log.warning("the Home of %s was refused: %s", user_id, read_failure(error).error)

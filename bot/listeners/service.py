@@ -18,7 +18,8 @@ from slack_bolt.kwargs_injection.async_args import AsyncArgs
 from bot import texts
 from bot.blocks import Surroundings
 from bot.blocks.modals import sections, told
-from bot.lines import Line, Link, mrkdwn
+from bot.homes import Homes
+from bot.lines import Block, Line, Link, mrkdwn
 from bot.slack import CALL_ERRORS, Installation, read_failure
 from core.approvals import Via
 from core.engine import Actor, Engine
@@ -133,6 +134,7 @@ class Service:
 
     engine: Engine
     installation: Installation
+    homes: Homes
     moved: Callable[[], None] = lambda: None
     groups: Callable[[], dict[str, str]] = dict
     examples: Sequence[str] = ()
@@ -194,10 +196,10 @@ async def whisper(args: AsyncArgs, line: Line) -> None:
         log.warning("a private answer could not be given: %s", read_failure(error).error)
 
 
-async def whisper_lines(args: AsyncArgs, lines: Sequence[Line]) -> None:
-    """Answer a slash command privately with several lines."""
+async def whisper_lines(args: AsyncArgs, lines: Sequence[Line], blocks: Sequence[Block] = ()) -> None:
+    """Answer a slash command privately with several lines. *blocks*: how they look, unless as plain lines."""
     text = "\n".join(mrkdwn(line) for line in lines)[:3_500]
     try:
-        await args.respond(text=text, blocks=sections(list(lines))[:50], response_type="ephemeral")
+        await args.respond(text=text, blocks=list(blocks or sections(list(lines)))[:50], response_type="ephemeral")
     except CALL_ERRORS as error:
         log.warning("a command could not be answered: %s", read_failure(error).error)

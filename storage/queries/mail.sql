@@ -6,6 +6,18 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce($10::timestamptz, now()), c
 on conflict do nothing
 returning id;
 
+-- name: put_click(event_id, kind, team_id, channel_id, ts, user_id, text, payload, now)
+-- A click on an example, stored before the ack. It has no thread ('') until what announces it stands in Slack. No row:
+-- this click is there already, or it is the second one of a double click.
+insert into inbox (event_id, kind, team_id, channel_id, ts, thread_ts, user_id, text, payload, received_at,
+                   next_attempt_at)
+select $1, $2, $3, $4, $5, '', $6, $7, $8, coalesce($9::timestamptz, now()), coalesce($9::timestamptz, now())
+where not exists (select from inbox twin
+                  where twin.team_id = $3 and twin.channel_id = $4 and twin.thread_ts = '' and twin.handled_at is null
+                    and twin.user_id = $6 and twin.text = $7)
+on conflict do nothing
+returning id;
+
 -- name: take_mail(room, lease_s, now)
 -- Leases up to $1 events that are due, oldest first, each only when its thread has no older one that still waits for
 -- the drain. A thread's order is Slack's (ts): two sockets may store its messages the other way round. What is attached
@@ -13,7 +25,7 @@ returning id;
 with due as (
     select i.id
     from inbox i
-    where i.handled_at is null and i.run_id is null
+    where i.handled_at is null and i.run_id is null and i.thread_ts <> ''
       and i.next_attempt_at <= coalesce($3::timestamptz, now())
       and (i.leased_until is null or i.leased_until <= coalesce($3::timestamptz, now()))
       and not exists (select from inbox older

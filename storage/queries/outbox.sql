@@ -41,7 +41,7 @@ returning place;
 
 -- name: note_delivered(place, lease_token, version, channel, ts, now)
 -- A version stands at that reference; a newer one stays owed. A card's first stand gives its pointer, if it has one,
--- something to link to. No row: the lease is lost.
+-- something to link to; what announces a click gives that click its thread. No row: the lease is lost.
 with earlier as (
     select message_ts from outbox where place = $1
 ), delivered as (
@@ -49,7 +49,11 @@ with earlier as (
                       posting_since = null, lease_token = null, leased_until = null, attempts = 0, last_error = null,
                       updated_at = coalesce($6::timestamptz, now())
     where place = $1 and lease_token = $2
-    returning place, ref
+    returning place, ref, thread_ts
+), opened as (
+    update inbox set thread_ts = coalesce(delivered.thread_ts, $5), next_attempt_at = coalesce($6::timestamptz, now())
+    from delivered
+    where inbox.id = substring(delivered.place from '^asked:(\d+)$')::bigint and inbox.thread_ts = ''
 ), pointed as (
     update outbox set version = version + 1, next_attempt_at = coalesce($6::timestamptz, now()),
                       updated_at = coalesce($6::timestamptz, now())
@@ -69,11 +73,20 @@ where place = $1 and lease_token = $2
 returning place;
 
 -- name: refuse_delivery(place, lease_token, error, now)
--- Slack said no for good: not tried again until what is wanted changes. No row: the lease is lost.
-update outbox set refused_at = coalesce($4::timestamptz, now()), last_error = $3, lease_token = null,
-                  leased_until = null, posting_since = null
-where place = $1 and lease_token = $2
-returning place;
+-- Slack said no for good: not tried again until what is wanted changes. A click that could not be announced is given
+-- up with it. No row: the lease is lost.
+with refused as (
+    update outbox set refused_at = coalesce($4::timestamptz, now()), last_error = $3, lease_token = null,
+                      leased_until = null, posting_since = null
+    where place = $1 and lease_token = $2
+    returning place
+), unopened as (
+    update inbox set handled_at = coalesce($4::timestamptz, now()), parked_at = coalesce($4::timestamptz, now()),
+                     error = $3
+    from refused
+    where inbox.id = substring(refused.place from '^asked:(\d+)$')::bigint and inbox.thread_ts = ''
+)
+select place from refused;
 
 -- name: read_message_inputs(place)
 -- What a message is rendered from, as one snapshot. No row: its run was removed, and the message with it.

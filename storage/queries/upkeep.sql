@@ -141,9 +141,9 @@ delete from inbox where id in (select id from inbox
 returning id;
 
 -- name: remove_old_messages(older_than_s, room, now)
--- Delivered or refused messages that belong to no run (alerts, notices).
+-- Delivered or refused messages that belong to no run (alerts, notices). That somebody was welcomed is kept.
 delete from outbox where place in (select place from outbox
-    where run_id is null and (delivered_version >= version or refused_at is not null)
+    where run_id is null and not starts_with(place, 'welcome:') and (delivered_version >= version or refused_at is not null)
       and updated_at < coalesce($3::timestamptz, now()) - make_interval(secs => $1) limit $2)
 returning place;
 

@@ -50,7 +50,9 @@ async def door(pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncIterator[Door]:
 
 
 async def _serve(on: Stage, inbox: Any) -> AsyncIterator[Door]:
-    app = build_app(on.installation, on.engine, inbox, on.session, api_url=on.slack.api_url, signing_secret=SECRET)
+    app = build_app(
+        on.installation, on.engine, inbox, on.homes, on.session, api_url=on.slack.api_url, signing_secret=SECRET
+    )
     server = web.Application()
     server.router.add_post("/slack/events", events_route(app))
     runner = web.AppRunner(server, access_log=None)
