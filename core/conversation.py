@@ -3,7 +3,8 @@
 Decides: how a message becomes bytes and comes back equal. Does not: call a model. The failure it can cause: a body
 that cannot be decoded would make its run unresumable, so the encoder is total: it takes every str (NUL, lone
 surrogates), every float (NaN, infinities, -0.0) and ints of up to 4300 digits (Python's own limit), as ASCII JSON
-text; ``unkeepable`` says what it does not take before anything depends on it.
+text; ``unkeepable`` says what it does not take before anything depends on it. orjson does the common case; what it
+would change (NaN, integers beyond 64 bits, lone surrogates, foreign types) goes the exact way round, both ways.
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import orjson
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 
@@ -97,6 +99,28 @@ class StoredMessage:
     answers: CallKey | None = None
 
 
+_EXACT = json.JSONEncoder(ensure_ascii=True, allow_nan=True, separators=(",", ":"))
+# orjson reads an integer beyond 64 bits as a float, so a float this large may have been one.
+_INTEGERS = 2**63
+# Deeper than this, a value goes the exact way round.
+_FLAT = 50
+
+
+def _swift(value: Any, depth: int = _FLAT) -> bool:
+    """Say whether orjson writes *value* and reads the very same (lone surrogates apart, which it refuses)."""
+    kind = type(value)
+    if value is None or kind is str or kind is bool:
+        return True
+    if kind is int or kind is float:
+        inside: bool = -_INTEGERS < value < _INTEGERS
+        return inside
+    if depth == 0:
+        return False
+    if kind is dict:
+        return all(type(key) is str and _swift(item, depth - 1) for key, item in value.items())
+    return kind is list and all(_swift(item, depth - 1) for item in value)
+
+
 def encode_body(message: Message) -> str:
     """Return the stored text of a message (ASCII JSON; ``raw`` is stored beside it, untouched)."""
     body: dict[str, Any] = {"role": message.role, "text": message.text}
@@ -108,19 +132,47 @@ def encode_body(message: Message) -> str:
         ]
     if message.call_id is not None:
         body["call_id"] = message.call_id
-    return json.dumps(body, ensure_ascii=True, allow_nan=True, separators=(",", ":"))
+    if all(_swift(call.arguments) for call in message.calls):
+        try:
+            text = orjson.dumps(body)
+        except TypeError:
+            pass  # a lone surrogate
+        else:
+            if text.isascii():
+                return text.decode("ascii")
+    return _EXACT.encode(body)
 
 
 def decode_body(body: str, raw: bytes | None) -> Message:
     """Return the message that ``encode_body`` stored."""
-    fields = json.loads(body)
+    try:
+        fields = orjson.loads(body)
+    except ValueError:
+        fields = json.loads(body)
+    calls = fields.get("calls", ())
+    if calls and any(_perhaps_rounded(call["arguments"]) for call in calls):
+        calls = json.loads(body)["calls"]
     return Message(
         role=fields["role"],
         text=fields["text"],
-        calls=tuple(ToolCall(**call) for call in fields.get("calls", ())),
+        calls=tuple(ToolCall(**call) for call in calls),
         call_id=fields.get("call_id"),
         raw=raw,
     )
+
+
+def _perhaps_rounded(value: Any) -> bool:
+    """Say whether a value that orjson read holds a float that may have been a larger integer."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        elif type(value) is float and not -_INTEGERS < value < _INTEGERS:
+            return True
+    return False
 
 
 # Deeper than this, what encodes on one stack may not decode on another.
@@ -129,6 +181,8 @@ NESTING_LIMIT = 200
 
 def unkeepable(message: Message) -> str | None:
     """Return why a message of somebody's model cannot come back equal from its stored text; None: it can."""
+    if all(_swift(call.arguments) for call in message.calls):
+        return None
     try:
         body = encode_body(message)
         if body.count("[") + body.count("{") > NESTING_LIMIT and _depth(message) > NESTING_LIMIT:
