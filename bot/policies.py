@@ -57,7 +57,8 @@ async def examine_policies(agent: Agent, client: AsyncWebClient, directory: Slac
 def _enough(label: str, policy: Approval, who: str, members: frozenset[str] | None, verdict: Verdict) -> None:
     """Operators (and the command line) can always make up for people who are missing."""
     if members is not None and len(members) < policy.count and not policy.operators:
-        having = f"{who} has {len(members)} members" if members else f"{who} is empty"
+        size = "1 member" if len(members) == 1 else f"{len(members)} members"
+        having = f"{who} has {size}" if members else f"{who} is empty"
         verdict.problems.append(f"{label}: {having} and count={policy.count}: nobody could approve; add people to it")
 
 
