@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Surroundings
-from bot.blocks.home import RUNS_SHOWN, home
+from bot.blocks.home import GOING, RUNS_SHOWN, home
 from bot.lines import Block
 from bot.slack import CALL_ERRORS, FailureKind, Installation, read_failure
 from core.approvals import Via
@@ -100,8 +100,9 @@ class Homes:
     async def view(self, actor: Actor) -> Block:
         """Return somebody's Home as it is now. Raises: StoreUnavailable, CouldNotCheck."""
         waiting = await self.engine.pending(actor)
-        runs = await self.engine.runs(actor, limit=RUNS_SHOWN)
-        return home(waiting, runs, self.examples, Surroundings(self.installation.url, self.groups()))
+        going = await self.engine.runs(actor, limit=RUNS_SHOWN, states=GOING)
+        recent = await self.engine.runs(actor, limit=RUNS_SHOWN)
+        return home(waiting, going, recent, self.examples, Surroundings(self.installation.url, self.groups()))
 
     def _forget(self, actor: Actor) -> None:
         self._seen.pop(actor, None)

@@ -254,11 +254,12 @@ class Engine:
     def _owns(self, actor: Actor, run: Run) -> bool:
         return actor.on_the_cli or (run.team_id, run.owner.user_id) == (actor.team_id, actor.user_id)
 
-    async def runs(self, actor: Actor, limit: int = 10) -> list[Run]:
-        """List the actor's runs, newest first (the CLI: everybody's)."""
+    async def runs(self, actor: Actor, limit: int = 10, states: Sequence[RunState] = ()) -> list[Run]:
+        """List the actor's runs, newest first (the CLI: everybody's), of all states unless some are given."""
+        named = [state.value for state in states]
         if actor.on_the_cli:
-            return await self.desk.runs(team_id=None, user_id=None, limit=limit)
-        return await self.desk.runs(team_id=actor.team_id, user_id=actor.user_id, limit=limit)
+            return await self.desk.runs(team_id=None, user_id=None, limit=limit, states=named)
+        return await self.desk.runs(team_id=actor.team_id, user_id=actor.user_id, limit=limit, states=named)
 
     async def show(self, actor: Actor, run_id: str) -> RunView | None:
         """Return one run with what hangs on it: to its owner, an operator or the CLI; None to everybody else."""

@@ -165,6 +165,8 @@ class Run:
     parent_id: str | None
     created_at: datetime
     ended_at: datetime | None = None
+    # A newer message took over, so it is continued no more.
+    followed_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

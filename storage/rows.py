@@ -118,6 +118,7 @@ def suspension_of(row: dict[str, Any], votes: Sequence[str] | None = None) -> Su
         run_id=row["run_id"],
         call=CallKey(row["call_seq"], row["call_position"]),
         number=row["number"],
+        followed_up=row["followed_up"],
         kind=SuspensionKind(row["kind"]),
         status=SuspensionStatus(row["status"]),
         token=row["token"],

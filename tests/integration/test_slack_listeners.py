@@ -378,6 +378,52 @@ async def test_home_shows_what_waits_and_its_buttons_work(on: Stage) -> None:
     assert "Send quote" not in str(view["blocks"])
 
 
+async def test_home_follows_what_happens_elsewhere(on: Stage) -> None:
+    """While it may be open, it is published again when something of its person changed, and only then."""
+    fence = await on.run()
+    await on.slack.open_home(RITA)
+    view = await until(lambda: on.slack.home(RITA))
+    assert "working" in str(view["blocks"])
+    assert await on.homes.run_once() == 0
+    suspension_id = await on.suspend(fence)
+    assert await on.homes.run_once() == 1
+    assert "Send quote Q-1042 to Henderson" in str((on.slack.home(RITA) or {})["blocks"])
+    assert await on.homes.run_once() == 0
+    await press(on, RITA, await on.card(suspension_id), "decline")
+    (form,) = await until(lambda: on.slack.modals(RITA))
+    await (await on.slack.submit(RITA, form["id"])).settled()
+    assert await on.homes.run_once() == 1
+    assert "Nothing waits for your decision" in str((on.slack.home(RITA) or {})["blocks"])
+    assert await on.pool.fetchval("select count(*) from audit where allowed") == 1
+
+
+async def test_a_halted_run_is_continued_and_a_live_one_stopped_in_home(on: Stage) -> None:
+    """The same buttons as in the thread; a run that a newer message took over offers neither."""
+    fence = await on.run("an old question")
+    await on.halt(fence)
+    await on.slack.open_home(RITA)
+    view = await until(lambda: on.slack.home(RITA))
+    assert "archives/C0SALESDESK/p" in str(view["blocks"])
+    clicked = await (await on.slack.click(RITA, None, None, "continue", home=True)).settled()
+    assert clicked.state == "acked"
+    run = await on.desk.run(fence.run_id)
+    assert run is not None
+    assert run.state is RunState.RUNNING
+    await until(lambda: has_action(on, "stop"))
+    await (await on.slack.click(RITA, None, None, "stop", home=True)).settled()
+    run = await on.desk.run(fence.run_id)
+    assert run is not None
+    assert (run.state, run.halt_reason) == (RunState.HALTED, HaltReason.STOPPED_BY_USER)
+    await on.pool.execute("update runs set followed_up = true")
+    await on.homes.run_once()
+    assert not has_action(on, "continue")
+
+
+def has_action(on: Stage, action: str) -> bool:
+    """Say whether Rita's Home has a button of this action."""
+    return f"'action_id': '{action}'" in str((on.slack.home(RITA) or {}).get("blocks"))
+
+
 async def test_every_entry_point_asks_the_same_authorizer(on: Stage) -> None:
     """The engine refuses the same person the same way, whichever door is used."""
     suspension_id = await on.suspend(await on.run())
