@@ -39,6 +39,7 @@ from core.worker import Worker
 from jobs.expire_suspensions import ExpireSuspensions
 from jobs.heartbeat import BEATS_BEFORE_JUDGING, Heartbeat
 from jobs.reap_orphans import ReapOrphans
+from jobs.remind import Remind
 from jobs.retention import Retention
 from storage.database import open_pool
 from storage.desk_store import PgDesk
@@ -165,6 +166,9 @@ class Life:
             now,
             alert_channel=ALERTS,
             groups=self.directory.group_ids,
+            operators=OPERATORS,
+            members=self.directory,
+            examples=self.agent.examples,
         )
         self.heartbeat = Heartbeat(_Pulse(self), self.clock, LEASE_S)
         self.reaper = ReapOrphans(self.sweeps, self.heartbeat, LEASE_S)
@@ -249,6 +253,23 @@ class Life:
         """Run the retention job."""
         return {"removed": await Retention(self.sweeps, self.clock).run_once()}
 
+    async def do_remind(self) -> Answer:
+        """Run the job that reminds."""
+        return {"reminded": await Remind(self.sweeps).run_once()}
+
+    async def do_example(self, event: dict[str, Any], thread: str) -> Answer:
+        """Store a click on an example before its ack."""
+        return {"fresh": await self.inbox.put_click(InboundEvent(**event), thread)}
+
+    async def do_welcome(self, who: tuple[str, str], channel: str) -> Answer:
+        """Tell a newcomer what Atlas can do."""
+        return {"told": await self.desk.welcome(*who, channel, "This is what I can do.")}
+
+    async def do_acknowledge(self, who: tuple[str, str], place: str) -> Answer:
+        """Take up an alert."""
+        done = await self.engine.acknowledge(Actor(*who, Via.BUTTON), place)
+        return {"known": done is not None}
+
     async def do_reap(self, quick: bool, patient: bool = True) -> Answer:
         """Take back what dead processes held."""
         reaped: list[str] = []
@@ -304,7 +325,7 @@ class Life:
         due = await self.eye.fetchval(
             """select min(at) from (
                 select greatest(next_attempt_at, leased_until) as at from inbox
-                where handled_at is null and run_id is null
+                where handled_at is null and run_id is null and thread_ts <> ''
                 union all
                 select greatest(next_attempt_at, leased_until) from outbox
                 where $1 and version > delivered_version and refused_at is null

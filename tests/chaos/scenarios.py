@@ -6,7 +6,7 @@ it acts on what it sees (the open cards), never on what should be there by now.
 
 from decimal import Decimal
 
-from bot.simulator.workspace import MARCUS, RITA, VERA
+from bot.simulator.workspace import MARCUS, OSKAR, RITA, SALES_DESK, VERA
 from core.run import HaltReason
 from core.tools import Limits
 from tests.chaos.target import Turn
@@ -272,6 +272,42 @@ async def _retention(t: Theatre) -> None:
     await t.do("retention")
 
 
+async def _reminded(t: Theatre) -> None:
+    """Two cards are about to expire; one is decided before its reminder goes out, which then says nothing."""
+    await t.say(ASK)
+    t.pass_time(1600)
+    await t.do("remind")
+    for card in await t.open_cards():
+        if card.tool == "send":
+            await t.click(card)
+    await t.decide()
+
+
+async def _closed_place(t: Theatre) -> None:
+    """Slack takes nothing in the channel any more: who may decide is written to directly."""
+    t.slack.faults.add("error", "chat.postMessage", times=None, error="is_archived", where={"channel": SALES_DESK})
+    await t.say(ASK)
+    await t.decide()
+
+
+async def _example(t: Theatre) -> None:
+    """A newcomer is welcomed, and clicks an example."""
+    await t.do("welcome", who=(t.team, RITA), channel=SALES_DESK)
+    event = await t.event("hello")
+    await t.do("example", event={**event, "text": ASK, "thread_ts": ""}, thread=t.thread)
+    await t.settle()
+    await t.decide()
+
+
+async def _alert_taken_up(t: Theatre) -> None:
+    """An operator takes up the alert about an outcome that nobody knows; a stranger may not."""
+    await _breaks_once(t, "unheard", "fax")
+    for place in await t.alerts():
+        for user in (VERA, OSKAR):
+            await t.do("acknowledge", who=(t.team, user), place=place)
+    await t.settle()
+
+
 LOOK_AGAIN = {"look again": (turn("look"),)}
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -324,6 +360,10 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("deploy", _deploy, {ASK: (turn("send"), turn("order"))}, (2,)),
     Scenario("no scopes", _no_scopes, {ASK: (turn("note"),)}, (0, 1)),
     Scenario("Slack trouble", _slack_trouble, {ASK: (turn("send"),)}, (1,)),
+    Scenario("reminded", _reminded, {ASK: (turn("send", "order"),)}, (2,)),
+    Scenario("closed place", _closed_place, {ASK: (turn("send"),)}, (1,), closed=True),
+    Scenario("example", _example, {ASK: (turn("send"),)}, (1,)),
+    Scenario("alert taken up", _alert_taken_up, {ASK: (turn("fax"),)}, (1,)),
     Scenario("retention", _retention, {ASK: (turn("look"),)}, (0,), forgets=True),
 )  # fmt: skip
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}

@@ -26,6 +26,7 @@ from core.run import MOVES
 from core.tools import Tool
 from jobs.expire_suspensions import Expiry
 from jobs.reap_orphans import Orphans
+from jobs.remind import Reminders
 from jobs.retention import Removal
 from tests.chaos.boundary import EFFECTS, INSTANT, STORES, Call, Point
 from tests.chaos.scenarios import BY_NAME, SCENARIOS
@@ -79,6 +80,7 @@ def every_method() -> set[str]:
         *_methods("Upkeep", Orphans),
         *_methods("Upkeep", Expiry),
         *_methods("Upkeep", Removal),
+        *_methods("Upkeep", Reminders),
         *_methods("Model", Model),
         *_methods("Tool", Tool),
         "Tool.permitted",

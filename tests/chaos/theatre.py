@@ -24,10 +24,10 @@ from typing import Any
 import asyncpg
 
 from bot.simulator import Simulator
-from bot.simulator.workspace import RITA, SALES_DESK
+from bot.simulator.workspace import MARCUS, RITA, SALES_DESK
 from core.approvals import Clicker, Person, Via
 from core.run import HaltReason, Run, RunState, Suspension, SuspensionKind
-from core.tools import Limits, User
+from core.tools import Limits, User, UserGroup
 from storage.desk_store import PgDesk
 from tests.chaos.boundary import Call, Point, calls_of, read_log
 from tests.chaos.clock import SharedClock
@@ -47,7 +47,7 @@ class Scenario:
     """A story. *script*: what the model does for each request. *effects*: how many may have been done at its end.
 
     *ends*: states in which its runs may be then. *stance*: what people do with cards that come again ("approve",
-    "decline"; "": nothing). *forgets*: its runs are removed before its end.
+    "decline"; "": nothing). *forgets*: its runs are removed before its end. *closed*: Slack refuses messages for good.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Scenario:
     stance: str = "approve"
     limits: Limits = field(default_factory=lambda: Limits(max_elapsed_s=10_000_000))
     forgets: bool = False
+    closed: bool = False
 
 
 @dataclass
@@ -315,6 +316,11 @@ class Theatre:
         await self.do("expire")
         await self.settle()
 
+    async def alerts(self) -> list[str]:
+        """Return the places of the alerts that stand in the alert channel."""
+        shown = [message.get("metadata") or {} for message in self.slack.bot_messages(ALERTS)]
+        return [str(metadata["event_payload"]["place"]) for metadata in shown if "event_payload" in metadata]
+
     async def press_continue(self) -> None:
         """Press Continue on what is halted."""
         for run in await self.runs():
@@ -365,6 +371,8 @@ class Theatre:
         wrong = await violations(
             pool, [Effect(key) for key, _ in done], self.slack, ALERTS, needs_approval=NEEDS_APPROVAL
         )
+        if self.scenario.closed:
+            wrong = [line for line in wrong if "Slack refused it" not in line]
         if len(done) not in self.scenario.effects:
             wrong.append(f"{len(done)} effects, where {self.scenario.effects} may be: {done}")
         runs = await self.runs()
@@ -383,6 +391,8 @@ class Theatre:
 def policy_users(card: Suspension) -> Sequence[str]:
     """Return who answers a card that came again."""
     by = card.policy.by
+    if isinstance(by, UserGroup):
+        return (MARCUS,)
     return by if isinstance(by, tuple) else (RITA,)
 
 
