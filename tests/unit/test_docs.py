@@ -195,7 +195,9 @@ def test_the_two_commands_of_the_readme_are_there() -> None:
     (block,) = re.findall(r"^```sh\n(make .*?)^```$", section("README.md", "Try it"), re.MULTILINE | re.DOTALL)
     assert block.splitlines() == ["make demo", "make test"]
     targets = set(re.findall(r"^([a-z]+):", text("Makefile"), re.MULTILINE))
-    named = {target for file in DOCS for target in re.findall(r"\bmake ([a-z]+)(?: ARGS=\S+)?$", code_of(file), re.MULTILINE)}
+    named = {
+        target for file in DOCS for target in re.findall(r"\bmake ([a-z]+)(?: ARGS=\S+)?$", code_of(file), re.MULTILINE)
+    }
     assert {"demo", "test"} <= named
     assert named <= targets
 
@@ -260,12 +262,16 @@ def test_sample_code_parses_and_imports_only_what_is_public(file: Path) -> None:
         assert_public(ast.parse(block))
 
 
+# A resolver that needs Slack cannot be in core.
+PUBLIC_BESIDE_CORE = {"bot.scopes": {"slack_group_scopes"}}
+
+
 def assert_public(tree: ast.AST) -> None:
     """Fail for what an engineer's own module may not name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in PACKAGES:
-            assert node.module == "core", node.module
-            assert {alias.name for alias in node.names} <= set(core.__all__)
+            names = {alias.name for alias in node.names}
+            assert names <= PUBLIC_BESIDE_CORE.get(node.module, set(core.__all__) if node.module == "core" else set())
         if isinstance(node, ast.Import):
             ours = {alias.name for alias in node.names if alias.name.split(".")[0] in PACKAGES}
             assert ours <= {"core"}
