@@ -57,6 +57,18 @@ async def test_a_click_from_another_workspace_finds_nothing(world: World) -> Non
     assert decided.refusal is None
 
 
+@pytest.mark.parametrize("approve", [True, False])
+async def test_a_click_of_somebody_whom_the_policy_does_not_name_decides_nothing(world: World, approve: bool) -> None:
+    """The one authorizer is asked before the store is."""
+    _, (ask,) = await world.suspended(policy=Approval(by=("U7",)))
+    engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, People(), Rules())
+    actor = Actor("T1", "U8", Via.BUTTON)
+    refused = await engine.decide(actor, ask.id, ask.token, approve=approve, digest=ask.digest)
+    assert refused.refusal is Refusal.NOT_AN_APPROVER
+    assert await world.value("select status from suspensions where id = $1", ask.id) == "open"
+    assert await world.value("select allowed from audit") is False
+
+
 @pytest.mark.parametrize("after", ["declined", "approved"])
 async def test_the_statement_of_a_decision_takes_only_what_is_open(world: World, after: str) -> None:
     """Whatever its caller has looked at."""
