@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import asyncpg
+import orjson
 
 from core.approvals import canonical
 from core.conversation import CallKey, StoredMessage, decode_body, encode_body
@@ -47,6 +48,15 @@ def cleaned(text: str | None) -> str | None:
 def encode(value: Any) -> str:
     """Return *value* as ASCII JSON text."""
     return json.dumps(value, ensure_ascii=True, separators=(",", ":"), default=str)
+
+
+def encode_note(value: dict[str, Any]) -> str:
+    """Return a trace line's body as ASCII JSON text. For people, so a NaN may become null; it is on the step path."""
+    try:
+        text = orjson.dumps(value)
+    except TypeError:
+        return encode(value)
+    return text.decode("ascii") if text.isascii() else encode(value)
 
 
 def encode_arguments(arguments: dict[str, Any]) -> str:
@@ -108,6 +118,7 @@ def run_of(row: dict[str, Any]) -> Run:
         parent_id=row["parent_id"],
         created_at=datetime.fromisoformat(row["created_at"]),
         ended_at=_time(row["ended_at"]),
+        followed_up=row["followed_up"],
     )
 
 
@@ -118,7 +129,6 @@ def suspension_of(row: dict[str, Any], votes: Sequence[str] | None = None) -> Su
         run_id=row["run_id"],
         call=CallKey(row["call_seq"], row["call_position"]),
         number=row["number"],
-        followed_up=row["followed_up"],
         kind=SuspensionKind(row["kind"]),
         status=SuspensionStatus(row["status"]),
         token=row["token"],
@@ -186,14 +196,17 @@ def view_of(record: asyncpg.Record) -> RunView:
 
 def message_columns(messages: Sequence[StoredMessage]) -> tuple[list[Any], ...]:
     """Return messages as the parallel arrays (seqs, roles, bodies, raws, answers_seqs, answers_positions)."""
-    return (
-        [stored.seq for stored in messages],
-        [stored.message.role for stored in messages],
-        [encode_body(stored.message) for stored in messages],
-        [stored.message.raw for stored in messages],
-        [stored.answers.seq if stored.answers is not None else None for stored in messages],
-        [stored.answers.position if stored.answers is not None else None for stored in messages],
-    )
+    columns: tuple[list[Any], ...] = ([], [], [], [], [], [])
+    seqs, roles, bodies, raws, answers_seqs, answers_positions = columns
+    for stored in messages:
+        message, answers = stored.message, stored.answers
+        seqs.append(stored.seq)
+        roles.append(message.role)
+        bodies.append(encode_body(message))
+        raws.append(message.raw)
+        answers_seqs.append(None if answers is None else answers.seq)
+        answers_positions.append(None if answers is None else answers.position)
+    return columns
 
 
 def batch_columns(batch: Batch) -> tuple[object, ...]:
@@ -203,7 +216,7 @@ def batch_columns(batch: Batch) -> tuple[object, ...]:
         batch.messages[0].seq if batch.messages else None,
         *message_columns(batch.messages),
         [entry.kind for entry in trace],
-        [encode(entry.body) for entry in trace],
+        [encode_note(entry.body) for entry in trace],
         [entry.ms for entry in trace],
         [entry.spend_usd for entry in trace],
         batch.mail,
