@@ -31,6 +31,10 @@ def _nothing() -> None:
     return None
 
 
+def _unheard(channel_id: str, thread_ts: str) -> None:
+    return None
+
+
 def build_app(
     installation: Installation,
     engine: Engine,
@@ -43,6 +47,7 @@ def build_app(
     examples: Sequence[str] = (),
     groups: Callable[[], dict[str, str]] = dict,
     arrived: Callable[[], None] = _nothing,
+    heard: Callable[[str, str], None] = _unheard,
     moved: Callable[[], None] = _nothing,
     in_flight: InFlight | None = None,
     commit_within_s: float = COMMIT_WITHIN_S,
@@ -50,7 +55,8 @@ def build_app(
     """Return the app with every listener.
 
     *session*: shared by all calls, with its own timeout. *signing_secret*: set in HTTP mode only; requests are then
-    verified. *arrived*: the inbox has something new; *moved*: a person's act was recorded, so work and messages may be
+    verified. *arrived*: the inbox has something new; *heard*: (channel, thread) of a message that
+    was stored, for a first sign; *moved*: a person's act was recorded, so work and messages may be
     due. *in_flight* counts running listeners for a clean shutdown.
     """
     result = AuthorizeResult(
@@ -86,7 +92,7 @@ def build_app(
         commit_within_s=commit_within_s,
         in_flight=in_flight or InFlight(),
     )
-    events.register(app, service, inbox, arrived)
+    events.register(app, service, inbox, arrived, heard)
     examples_.register(app, service, inbox, arrived)
     actions.register(app, service)
     commands.register(app, service)

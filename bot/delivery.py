@@ -15,6 +15,7 @@ from typing import Any
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Rendered, Surroundings, render
+from bot.presence import Presence
 from bot.reach import TRIES_TO_REACH, Copies, Members, Reach
 from bot.slack import CALL_ERRORS, REQUEST_TIMEOUT_S, CallFailed, Failure, FailureKind, Installation, read_failure
 from core.errors import CouldNotCheck, StoreUnavailable
@@ -58,7 +59,8 @@ def _no_groups() -> dict[str, str]:
 
 class Delivery:
     """Delivers what the outbox owes. *alert_channel*: where alerts go; *groups*: user group ids by handle, as known;
-    *members*: who belongs where, to reach people directly when a place is closed; *examples*: what the agent offers."""
+    *members*: who belongs where, to reach people directly when a place is closed; *examples*: what the agent offers;
+    *presence*: told what a thread shows, to give passing signs beside it."""
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class Delivery:
         operators: frozenset[str] = frozenset(),
         members: Members | None = None,
         examples: Sequence[str] = (),
+        presence: Presence | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.outbox = outbox
@@ -84,6 +87,7 @@ class Delivery:
         self.groups = groups
         self.operators = operators
         self.examples = tuple(examples)
+        self.presence = presence
         self.reach = Reach(outbox, client, operators, members)
         self.request_timeout_s = request_timeout_s
         self._wake = asyncio.Event()
@@ -258,6 +262,8 @@ class Delivery:
                 return
             await self._failed(row, "chat.postMessage", channel, failure, absent=True)
             return
+        if self.presence is not None:
+            self.presence.replied(channel, row.thread_ts)
         # A lost lease: the announcement stands in the row, so whoever took it finds this message by its metadata.
         await self.outbox.delivered(row, version, str(answer["channel"]), str(answer["ts"]))
 
@@ -306,6 +312,8 @@ class Delivery:
         the look is at least as new."""
         version = await self.outbox.current_version(row)
         inputs = await self.outbox.render_inputs(row)
+        if row.kind == "progress" and inputs.run is not None and self.presence is not None:
+            self.presence.shows(inputs.run, inputs.doing)
         if row.message_ts is None and _came_late(inputs):
             return version, None
         around = Surroundings(self.installation.url, self.groups(), self.operators, self.examples)

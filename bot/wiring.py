@@ -28,6 +28,7 @@ from bot.loading import Models, load_agent, load_model, route_of
 from bot.opening import Stores, rules_of, stores
 from bot.people import SlackDirectory
 from bot.policies import examine_policies
+from bot.presence import Presence
 from bot.scopes import SlackGroupScopes
 from bot.settings import Settings
 from bot.slack import CallFailed, Installation, identify, web_client, web_session
@@ -127,6 +128,7 @@ class Process:
         room = self.worker if role in ("all", "worker") else None
         self.engine = Engine(self.agent, opened.desk, self.directory, rules_of(settings), room)
         self.in_flight = InFlight()
+        self.presence = Presence(self.client, self.clock)
         self.delivery = Delivery(
             opened.outbox,
             self.client,
@@ -138,6 +140,7 @@ class Process:
             operators=settings.operators,
             members=self.directory,
             examples=self.agent.examples,
+            presence=self.presence,
         )
         self.drain = Drain(
             self.engine,
@@ -169,6 +172,7 @@ class Process:
             examples=self.agent.examples,
             groups=self.directory.group_ids,
             arrived=self.mail_due.set,
+            heard=self.presence.heard,
             moved=self.moved,
             in_flight=self.in_flight,
         )
@@ -211,6 +215,7 @@ class Process:
         if self.role in ("all", "bot"):
             self._spawn(self._drain_mail(), "mail")
             self._spawn(self.delivery.run(), "delivery")
+            self._spawn(self.presence.run(), "presence")
             self._spawn(self.directory.learn_groups(), "groups")
             if not self.settings.socket_mode:
                 self.web.app.router.add_post("/slack/events", events_route(self.app))

@@ -69,7 +69,7 @@ def split(text: str, limit: int) -> tuple[str, str]:
     """Return the first part of *text*, of at most *limit* characters, and the rest.
 
     Cuts between paragraphs, lines or words, in this order. A code fence that is open at the cut is closed and opened
-    again with the same language.
+    again with the same language; a table goes over whole, or its header is said again.
     """
     if len(text) <= limit:
         return text, ""
@@ -85,7 +85,29 @@ def split(text: str, limit: int) -> tuple[str, str]:
     if len(fences) % 2:
         language = fences[-1][3:].strip()
         return f"{head}\n```", f"```{language if len(language) < 30 else ''}\n{rest}"
+    return _around_table(head, rest, limit)
+
+
+def _around_table(head: str, rest: str, limit: int) -> tuple[str, str]:
+    """Move the cut out of a table: before it, when enough is left, else between its rows with the header again."""
+    if not (_is_row(rest.partition("\n")[0]) and _is_row(head.rpartition("\n")[2])):
+        return head, rest
+    lines = head.split("\n")
+    first = len(lines)
+    while first and _is_row(lines[first - 1]):
+        first -= 1
+    before = "\n".join(lines[:first]).rstrip()
+    if len(before) > limit // 2:
+        return before, "\n".join(lines[first:]) + "\n" + rest
+    header = lines[first : first + 2]
+    ruled = len(header) == 2 and set(header[1].strip()) <= set("|-: ")
+    if ruled and sum(map(len, header)) < limit // 4:
+        rest = "\n".join([*header, rest])
     return head, rest
+
+
+def _is_row(line: str) -> bool:
+    return line.lstrip().startswith("|")
 
 
 def halt(inputs: RenderInputs, halt_number: str) -> tuple[str, list[Block]]:

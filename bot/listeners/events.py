@@ -76,8 +76,15 @@ def _link(match: re.Match[str]) -> str:
     return f"{label} ({address})"
 
 
-def register(app: AsyncApp, service: Service, inbox: Inbox, arrived: Callable[[], None]) -> None:
-    """Add the inbox middleware and the event listeners to *app*. *arrived*: the drain has something to do."""
+def register(
+    app: AsyncApp,
+    service: Service,
+    inbox: Inbox,
+    arrived: Callable[[], None],
+    heard: Callable[[str, str], None],
+) -> None:
+    """Add the inbox middleware and the event listeners to *app*. *arrived*: the drain has something to do; *heard*: a
+    message of this channel and thread was stored."""
 
     async def keep(body: dict[str, Any], next_: Callable[[], Awaitable[None]]) -> BoltResponse | None:
         event = inbound(body, service.installation.bot_user_id)
@@ -94,6 +101,7 @@ def register(app: AsyncApp, service: Service, inbox: Inbox, arrived: Callable[[]
                 return BoltResponse(status=503, body="")
         if fresh:
             arrived()
+            heard(event.channel_id, event.thread_ts)
         else:
             log.info("event %s came again", event.event_id)
         return BoltResponse(status=200, body="")

@@ -259,6 +259,7 @@ async def connected(
         api_url=on.slack.api_url,
         examples=on.engine.agent.examples,
         arrived=lambda: on.moved.append("arrived"),
+        heard=on.delivery.presence.heard if on.delivery.presence else lambda channel, thread: None,
         moved=lambda: on.moved.append("moved"),
         in_flight=on.in_flight,
         commit_within_s=commit_within_s,

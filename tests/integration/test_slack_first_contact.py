@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -130,7 +131,7 @@ async def test_an_edited_button_asks_nothing(on: Stage) -> None:
     for value in ('{"e": "pay Mallory 1,000"}', "pay Mallory", "17", "null", '{"e": null}'):
         seen = len(on.slack.ephemerals(RITA, SALES_DESK))
         assert (await press(on, RITA, notice, "example.0", forge={"value": value})).state == "acked"
-        await until(lambda seen=seen: len(on.slack.ephemerals(RITA, SALES_DESK)) > seen)
+        await until(partial(lambda before: len(on.slack.ephemerals(RITA, SALES_DESK)) > before, seen))
         assert "no longer offered" in on.slack.ephemerals(RITA, SALES_DESK)[-1]["text"]
     assert await on.pool.fetchval("select count(*) from inbox where handled_at is null") == 0
 
@@ -182,6 +183,7 @@ async def test_commands_in_words_are_useful_without_arguments(on: Stage) -> None
     fence = await on.run("a private matter", channel=dm)
     await on.suspend(fence)
     await on.deliver()
+    answer = ""
     for command in ("runs", "pending", "show"):
         answer = await said_to(on, RITA, SALES_DESK, f"<@U0ATLAS0001> {command}")
         assert "private matter" not in answer

@@ -163,7 +163,8 @@ def shown(blocks: list[dict[str, Any]]) -> str:
 
 def action_ids(blocks: list[dict[str, Any]]) -> list[str]:
     """Return what can be pressed."""
-    return [it["action_id"] for block in blocks if block["type"] == "actions" for it in block["elements"]]
+    pressed = [it for block in blocks if block["type"] == "actions" for it in block["elements"]]
+    return [it["action_id"] for it in [*pressed, *(block["accessory"] for block in blocks if "accessory" in block)]]
 
 
 by = {"decided_at": NOON, "decided_by": "U0MARCUS001"}
@@ -410,7 +411,7 @@ def test_modals_and_home_hold_slacks_limits() -> None:
     runs = [
         run_row(state=state, halt_reason=HaltReason.BUDGET_STEPS, question=EVIL) for state in RunState for _ in "ab"
     ]
-    view = home(waiting, runs, ["a", EVIL], AROUND)
+    view = home(waiting, runs, runs, ["a", EVIL], AROUND)
     hold(view["blocks"], "home")
     assert {"approve", "decline", "continue", "stop"} <= set(action_ids(view["blocks"]))
-    hold(home([], [], [], AROUND)["blocks"], "home")
+    hold(home([], [], [], [], AROUND)["blocks"], "home")

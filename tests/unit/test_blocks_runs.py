@@ -28,6 +28,21 @@ RUN = Run(
 )  # fmt: skip
 
 
+def test_a_table_is_never_cut_open() -> None:
+    """It goes over whole when enough stands before it; a long one is cut between rows, its header said again."""
+    header = "| item | price |\n| --- | --- |"
+    rows = "\n".join(f"| item {n} | {n}.00 |" for n in range(40))
+    head, rest = split(f"{'word ' * 200}\n\n{header}\n{rows}", 1_500)
+    assert "|" not in head
+    assert rest == f"{header}\n{rows}"
+    head, rest = split(f"Here:\n{header}\n{rows}", 400)
+    assert head.startswith(f"Here:\n{header}\n| item 0 ")
+    assert head.endswith("|")
+    assert rest.startswith(f"{header}\n| item ")
+    said = [it for part in (head, rest) for it in part.split("\n") if it.startswith("| item ") and "price" not in it]
+    assert said == rows.split("\n")
+
+
 def rendered(kind: str, inputs: RenderInputs, ref: str = "") -> Rendered:
     """Return a valid render; fail when Slack would refuse it."""
     row = OutboxRow(kind, RUN.id, kind, ref, "C1", "1.1", 4, 0, None, None, None, 0, "t")
