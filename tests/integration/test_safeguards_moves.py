@@ -96,6 +96,19 @@ async def test_no_card_opens_again_over_news(world: World) -> None:
     assert await world.everything() == before
 
 
+async def test_no_answer_over_a_decision_that_its_maker_has_not_seen(world: World) -> None:
+    """News need not be mail: somebody approved, and the run would end on top of it."""
+    fence, (call, _) = await world.asking("send", "send")
+    ask = an_ask(fence.run_id, call)
+    await world.worker.suspend(fence, Batch(), 0, [ask], stay_running=True)
+    decided = await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=True)
+    assert decided.refusal is None
+    before = await world.everything()
+    with pytest.raises(NewsArrived):
+        await world.worker.answer(fence, Batch(messages=(said(2),)), 0, "done")
+    assert await world.everything() == before
+
+
 Move = Callable[[World, Fence], Awaitable[object]]
 RESTING: dict[str, Move] = {
     "suspend": lambda w, f: w.worker.suspend(f, Batch(), 9, [an_ask(f.run_id, CallKey(1, 1))]),
