@@ -25,7 +25,7 @@ from bot.sandbox import Crm, Fault
 from bot.simulator import AppManifest, Interaction, Simulator
 from bot.simulator.elements import find_element
 from bot.simulator.workspace import ATLAS_OPS, OSKAR, RITA, SALES_DESK
-from tests.acceptance.waiting import wait_until
+from tests.acceptance.waiting import PATIENCE_S, POLL_S, wait_until
 from tests.acceptance.workshop import Workshop
 from tests.invariants import Effect, violations
 
@@ -95,7 +95,7 @@ class Bot:
         """Return what it wrote so far."""
         return self.output.read_text(encoding="utf-8", errors="replace")
 
-    async def ready(self, within: float = 30.0) -> "Bot":
+    async def ready(self, within: float = PATIENCE_S) -> "Bot":
         """Wait until it says that it is ready."""
 
         def address() -> str | None:
@@ -122,12 +122,12 @@ class Bot:
         self.process.kill()
         self.process.wait()
 
-    async def terminate(self, within: float = 20.0) -> int:
+    async def terminate(self, within: float = PATIENCE_S) -> int:
         """SIGTERM; return the exit code."""
         self.process.terminate()
         return await self.ended(within)
 
-    async def ended(self, within: float = 20.0) -> int:
+    async def ended(self, within: float = PATIENCE_S) -> int:
         """Wait for its end; return the exit code."""
         await wait_until(lambda: self.process.poll() is not None, "the bot ends", within)
         return self.process.returncode
@@ -231,7 +231,7 @@ class Stack:
         """Return a thread's newest run, once there is one."""
         return (await wait_until(lambda: self.runs(thread), "a run of this thread"))[-1]
 
-    async def until(self, thread: Thread, *states: str, within: float = 20.0) -> Row:
+    async def until(self, thread: Thread, *states: str, within: float = PATIENCE_S) -> Row:
         """Wait until the thread's newest run is in one of *states* (or reason, for a halt); return it."""
 
         async def look() -> Row | None:
@@ -269,9 +269,13 @@ class Stack:
     async def press(
         self, card: "Card | Message", action: str, by: str = RITA, thread: Thread | None = None
     ) -> Interaction:
-        """Press a button and wait for Slack's verdict on the click."""
-        interaction = await self.click(card, action, by, thread)
-        return await interaction.settled()
+        """Press a button and wait for Slack's verdict; press again, as people do, when Slack says that it failed."""
+        interaction = await (await self.click(card, action, by, thread)).settled()
+        for _ in range(2):
+            if interaction.state == "acked":
+                break
+            interaction = await (await self.click(card, action, by, thread)).settled()
+        return interaction
 
     async def click(
         self, card: "Card | Message", action: str, by: str = RITA, thread: Thread | None = None
@@ -283,12 +287,18 @@ class Stack:
 
     async def decline(self, card: Card, reason: str = "", by: str = RITA) -> Interaction:
         """Press Decline, wait for its form, and submit it (with a reason)."""
-        await self.press(card, "decline", by)
-        form = await wait_until(
-            lambda: next(iter(self.slack.modals(by)), None), "the form that asks for a reason", within=5.0
-        )
+
+        async def form() -> Message | None:
+            await self.press(card, "decline", by)
+            for _ in range(100):
+                if self.slack.modals(by):
+                    return self.slack.modals(by)[0]
+                await asyncio.sleep(POLL_S)
+            return None  # on a busy machine it can come too late for Slack's 3 s, and the button is pressed again
+
+        opened = await wait_until(form, "the form that asks for a reason")
         typed = {"reason": {"text": {"type": "plain_text_input", "value": reason}}} if reason else {}
-        return await (await self.slack.submit(by, form["id"], typed)).settled()
+        return await (await self.slack.submit(by, opened["id"], typed)).settled()
 
     async def command(self, text: str, by: str = RITA, channel: str = SALES_DESK) -> str:
         """Type /atlas …; return what only this person is shown for it."""
@@ -296,9 +306,7 @@ class Stack:
         interaction = await self.slack.command(by, channel, "/atlas", text)
         await interaction.settled()
         assert interaction.state == "acked", interaction.error
-        shown = await wait_until(
-            lambda: self.slack.ephemerals(by, channel)[before:], f"an answer to /atlas {text}", within=5.0
-        )
+        shown = await wait_until(lambda: self.slack.ephemerals(by, channel)[before:], f"an answer to /atlas {text}")
         return " ".join(words(message) for message in shown)
 
     # -- what people see --------------------------------------------------------------------------------------
@@ -307,7 +315,7 @@ class Stack:
         """Return what the bot's messages of a thread say now, oldest first."""
         return [words(message) for message in self.slack.bot_messages(thread.channel, thread.ts)]
 
-    async def said(self, thread: Thread, text: str, within: float = 20.0) -> str:
+    async def said(self, thread: Thread, text: str, within: float = PATIENCE_S) -> str:
         """Wait until a message of the bot in the thread says *text*; return all that it says."""
         try:
             return await wait_until(
@@ -316,7 +324,7 @@ class Stack:
         except AssertionError as error:
             raise AssertionError(f"{error}; the thread says: {self.texts(thread)}") from error
 
-    async def whispered(self, thread: Thread, text: str, to: str = RITA, within: float = 10.0) -> str:
+    async def whispered(self, thread: Thread, text: str, to: str = RITA, within: float = PATIENCE_S) -> str:
         """Wait until this person alone is shown *text*."""
         try:
             return await wait_until(
@@ -329,7 +337,7 @@ class Stack:
         """Return what only this person was shown in the thread's channel."""
         return [words(message) for message in self.slack.ephemerals(to, thread.channel)]
 
-    async def card(self, thread: Thread, number: int = 1, within: float = 20.0) -> Card:
+    async def card(self, thread: Thread, number: int = 1, within: float = PATIENCE_S) -> Card:
         """Return the thread's *number*-th card, once it stands in Slack as wanted."""
 
         async def look() -> Card | None:
@@ -355,7 +363,7 @@ class Stack:
         assert message is not None
         return message
 
-    async def shows(self, card: Card, text: str, within: float = 20.0) -> str:
+    async def shows(self, card: Card, text: str, within: float = PATIENCE_S) -> str:
         """Wait until a card says *text*; return all that it says."""
         try:
             return await wait_until(
@@ -364,7 +372,7 @@ class Stack:
         except AssertionError as error:
             raise AssertionError(f"{error}; the card says: {words(self.shown(card))}") from error
 
-    async def halt_card(self, thread: Thread, within: float = 20.0) -> Message:
+    async def halt_card(self, thread: Thread, within: float = PATIENCE_S) -> Message:
         """Return the thread's message with a Continue (or Ask again) button."""
 
         def look() -> Message | None:
@@ -400,7 +408,7 @@ class Stack:
 
     # -- the end ----------------------------------------------------------------------------------------------
 
-    async def quiet(self, within: float = 50.0) -> None:
+    async def quiet(self, within: float = 2 * PATIENCE_S) -> None:
         """Wait until nothing is left to do for the bots: no run works, no mail, nothing owed to Slack."""
         sql = """
             select (select count(*) from runs where state = 'running') as running,

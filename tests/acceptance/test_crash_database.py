@@ -71,11 +71,11 @@ async def test_an_outage_loses_no_message_and_reaps_nobody(shop: Stack, postgres
     async with _outage(shop, postgres):
         late = await shop.ask("@Atlas meanwhile")
         await wait_until(
-            lambda: len(shop.slack.journal.find({"kind": "unacked"})) >= 2, "it is sent again and not acked", 30
+            lambda: len(shop.slack.journal.find({"kind": "unacked"})) >= 2, "it is sent again and not acked"
         )
     gate.set()
-    await shop.said(late, "Answer to: meanwhile", within=40)
-    run = await shop.until(slow, "answered", within=40)
+    await shop.said(late, "Answer to: meanwhile")
+    run = await shop.until(slow, "answered")
     assert (run["crashes"], run["recovery_attempts"]) == (0, 0)
     assert "reaped" not in await shop.trace(run)
     assert len(await shop.runs(late)) == 1
@@ -88,15 +88,15 @@ async def test_a_click_during_an_outage_fails_visibly_and_works_later(shop: Stac
     thread = await shop.ask("@Atlas pay the rent")
     card = await shop.card(thread)
     async with _outage(shop, postgres):
-        click = await shop.press(card, "approve")
+        click = await (await shop.click(card, "approve")).settled()
         assert click.state == "failed"
     assert shop.workshop.effects() == []
-    await wait_until(lambda: shop.value("select status = 'open' from suspensions"), "the card still waits", within=40)
+    await wait_until(lambda: shop.value("select status = 'open' from suspensions"), "the card still waits")
 
     async def decided() -> bool:
         return (await shop.press(card, "approve")).state == "acked"
 
-    await wait_until(decided, "a later click is taken", within=40)
-    await shop.until(thread, "answered", within=40)
+    await wait_until(decided, "a later click is taken")
+    await shop.until(thread, "answered")
     assert [effect.requests for effect in shop.workshop.effects()] == [1]
     assert shop.whispers(thread) == []

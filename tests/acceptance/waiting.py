@@ -7,13 +7,15 @@ from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 POLL_S = 0.03
+# Generous, since it is only a deadline: a busy machine is slow, and only a failing test waits this long.
+PATIENCE_S = 45.0
 
 
 @overload
-async def wait_until(look: Callable[[], Awaitable[T | None]], what: str, within: float = 20.0) -> T: ...
+async def wait_until(look: Callable[[], Awaitable[T | None]], what: str, within: float = PATIENCE_S) -> T: ...
 @overload
-async def wait_until(look: Callable[[], T | None], what: str, within: float = 20.0) -> T: ...
-async def wait_until(look: Callable[[], Any], what: str, within: float = 20.0) -> Any:
+async def wait_until(look: Callable[[], T | None], what: str, within: float = PATIENCE_S) -> T: ...
+async def wait_until(look: Callable[[], Any], what: str, within: float = PATIENCE_S) -> Any:
     """Return the first truthy thing that *look* sees. Fails, saying *what* was waited for, after *within* seconds."""
     deadline = asyncio.get_running_loop().time() + within
     while True:
