@@ -8,10 +8,12 @@ would know what became of it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
+from functools import partial
+from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
 from core.agent import Agent
@@ -38,6 +40,23 @@ class CutShort(AtlasError):
     """Somebody else's code was cancelled or exited from within: its own failure, not a shutdown of ours."""
 
 
+NOTHING = Decimal(0)
+
+
+@dataclass(slots=True)
+class Owed:
+    """Amounts that are used and not committed yet."""
+
+    steps: int = 0
+    tool_calls: int = 0
+    spend_usd: Decimal = NOTHING
+    dearest_call_usd: Decimal = NOTHING
+
+    def __bool__(self) -> bool:
+        """Say whether there is anything."""
+        return bool(self.steps or self.tool_calls or self.spend_usd or self.dearest_call_usd)
+
+
 class Holder:
     """The holder of one claim. Not shared between tasks.
 
@@ -55,11 +74,13 @@ class Holder:
         self.trace: list[TraceEntry] = []
         self.taken_mail: list[int] = []
         self.new_scope: Scope | None = None
-        self.owed = Batch()
+        self.owed = Owed()
         self.stale = True
         self.ended = False
         self.draining = False
         self._landed: Batch | None = None
+        self._spoken: list[Message] = []
+        self._spoken_of: list[StoredMessage] | None = None
         self._view: RunView | None = None
         self._loaded_at = 0.0
         self._mark = clock.monotonic()
@@ -80,8 +101,10 @@ class Holder:
         """Return what the next act depends on: stored rows, with the results and mail that the next commit carries."""
         assert self._view is not None
         since = timedelta(seconds=self.clock.monotonic() - self._loaded_at)
-        mail = tuple(letter for letter in self._view.mail if letter.inbox_id not in self.taken_mail)
-        return replace(self._view, messages=self.messages, mail=mail, now=self._view.now + since)
+        view, mail = self._view, self._view.mail
+        if self.taken_mail:
+            mail = tuple(letter for letter in mail if letter.inbox_id not in self.taken_mail)
+        return RunView(view.run, self.messages, view.suspensions, view.actions, mail, view.now + since)
 
     async def reload(self) -> None:
         """Read the rows again, patiently; what is not committed stays. Raises: ClaimLost."""
@@ -103,6 +126,13 @@ class Holder:
             except StoreUnavailable:
                 await self.clock.sleep(delay)
                 delay = min(delay * 2, 2.0)
+
+    def spoken(self) -> list[Message]:
+        """Return the conversation as the model gets it, in a list of the model's own."""
+        if self._spoken_of is not self.messages:
+            self._spoken, self._spoken_of = [], self.messages
+        self._spoken += [stored.message for stored in self.messages[len(self._spoken) :]]
+        return self._spoken.copy()
 
     def append(self, message: Message, answers: CallKey | None = None) -> None:
         """Add a message to what the next commit carries."""
@@ -127,7 +157,7 @@ class Holder:
     def return_mail(self) -> None:
         """Leave mail that is not committed yet to others: an ending gives it back to the drain."""
         if self.taken_mail:
-            del self.messages[-len(self.taken_mail) :]
+            self.messages = self.messages[: -len(self.taken_mail)]
             self.taken_mail = []
 
     def owe(
@@ -139,18 +169,16 @@ class Holder:
         call_usd: Decimal = Decimal(0),
     ) -> None:
         """Add amounts to what the next commit carries, whichever it is. *call_usd*: what one model call cost."""
-        self.owed = replace(
-            self.owed,
-            steps=self.owed.steps + steps,
-            tool_calls=self.owed.tool_calls + tool_calls,
-            spend_usd=self.owed.spend_usd + spend_usd + call_usd,
-            dearest_call_usd=max(self.owed.dearest_call_usd, call_usd),
-        )
+        owed = self.owed
+        owed.steps += steps
+        owed.tool_calls += tool_calls
+        owed.spend_usd += spend_usd + call_usd
+        owed.dearest_call_usd = max(owed.dearest_call_usd, call_usd)
 
     @property
     def uncommitted(self) -> bool:
         """Say whether anything waits for the next commit that must not be lost."""
-        return len(self.messages) > self.stored or self.owed != Batch()
+        return len(self.messages) > self.stored or bool(self.owed)
 
     def batch(
         self, *, doing: str | None = None, charges_crash: bool = False, notes: Sequence[TraceEntry] = ()
@@ -233,18 +261,18 @@ class Holder:
         self._mark = self.clock.monotonic()
         self.stored += len(batch.messages)
         self.trace = self.trace[len(batch.trace) :]
-        mail = tuple(letter for letter in self._view.mail if letter.inbox_id not in batch.mail)
+        mail = self._view.mail
+        if batch.mail:
+            mail = tuple(letter for letter in mail if letter.inbox_id not in batch.mail)
         self.taken_mail = [letter for letter in self.taken_mail if letter not in batch.mail]
         self.new_scope = None
         self._landed = batch
-        self.owed = replace(
-            self.owed,
-            steps=self.owed.steps - batch.steps,
-            tool_calls=self.owed.tool_calls - batch.tool_calls,
-            spend_usd=self.owed.spend_usd - batch.spend_usd,
-            dearest_call_usd=Decimal(0),
-        )
-        run = replace(
+        owed = self.owed
+        owed.steps -= batch.steps
+        owed.tool_calls -= batch.tool_calls
+        owed.spend_usd -= batch.spend_usd
+        owed.dearest_call_usd = NOTHING
+        run = changed(
             run,
             step=run.step + batch.steps,
             spend_usd=run.spend_usd + batch.spend_usd,
@@ -254,7 +282,7 @@ class Holder:
             charge_due=run.charge_due and not batch.charges_crash,
             scope=batch.scope or run.scope,
         )
-        self._view = replace(self._view, run=run, mail=mail)
+        self._view = changed(self._view, run=run, mail=mail)
 
     @property
     def elapsed_ms(self) -> int:
@@ -288,8 +316,17 @@ async def asked(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     when this task is the one that was cancelled.
     """
     try:
+        answer: Awaitable[T] = ask()
+        if type(answer) is CoroutineType:
+            # Most checks answer at once: they need no timer, which would cost more than they do.
+            try:
+                awaited = answer.send(None)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            answer = _rest(answer, awaited)
         async with asyncio.timeout(timeout_s):
-            return await ask()
+            return await answer
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -297,6 +334,34 @@ async def asked(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T:
         raise CutShort("it was cancelled from within") from error
     except SystemExit as error:
         raise CutShort("it tried to exit the process") from error
+
+
+@coroutine
+def _rest(begun: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
+    """Go on with a coroutine that has *awaited* something, as if it had been awaited from the beginning."""
+    while True:
+        try:
+            sent = yield awaited
+        except BaseException as error:  # noqa: BLE001  thrown in from outside, cancellation above all: it is for the coroutine
+            go_on: Callable[[], Any] = partial(begun.throw, error)
+        else:
+            go_on = partial(begun.send, sent)
+        try:
+            awaited = go_on()
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
+R = TypeVar("R", Run, RunView)
+
+
+def changed(record: R, **changes: Any) -> R:
+    """Return *record* with some fields changed: ``dataclasses.replace`` without its checks, once a step."""
+    new = object.__new__(type(record))
+    for name in record.__slots__:
+        object.__setattr__(new, name, changes[name] if name in changes else getattr(record, name))
+    return new
 
 
 async def resolved(clock: Clock, agent: Agent, owner: User, patience_s: float) -> Scope:

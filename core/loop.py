@@ -18,7 +18,7 @@ from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, money, worst_case
 from core.calls import Calls
 from core.conversation import CallKey, Message, Model, ModelReply, error_text, unkeepable
 from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable, words_of
-from core.holder import Holder, asked
+from core.holder import Holder, asked, changed
 from core.next_act import (
     Act,
     Answer,
@@ -217,12 +217,12 @@ class Loop:
         What a call that gave nothing cost is committed at once: neither a crash nor a shutdown may forget it.
         """
         holder = self.holder
-        messages = [stored.message for stored in holder.messages]
+        messages = holder.spoken()
         delay, empty = 1.0, 0
         failed: ModelError = ModelRefused("the model returned nothing")
         for attempt in range(1, MODEL_TRIES + 1):
             try:
-                allowance = allow(self.model, replace(holder.run, elapsed_ms=holder.elapsed_ms), messages, self.specs)
+                allowance = allow(self.model, changed(holder.run, elapsed_ms=holder.elapsed_ms), messages, self.specs)
             except ModelRefused as error:
                 return error
             if not isinstance(allowance, Allowance):
@@ -304,7 +304,7 @@ class Loop:
     async def _halt(self, reason: HaltReason, words: str = "") -> bool:
         holder = self.holder
         holder.return_mail()
-        messages = [stored.message for stored in holder.messages]
+        messages = holder.spoken()
         try:
             worst = worst_case(self.model, holder.run, messages, self.specs, MOST_OUTPUT_TOKENS)
         except ModelRefused:
@@ -323,7 +323,7 @@ class Loop:
         if not holder.run.charge_due:
             return
         if model_was_perhaps_asked(holder.view, self.lifetime):
-            messages = [stored.message for stored in holder.messages]
+            messages = holder.spoken()
             try:
                 allowance = allow(self.model, holder.run, messages, self.specs)
             except ModelRefused:
