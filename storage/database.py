@@ -27,13 +27,25 @@ ACQUIRE_TIMEOUT_S = 10.0
 
 # SQLSTATE classes in which the same call may succeed later.
 # Source: PostgreSQL, appendix A: 08 connection, 40 rollback (deadlock), 53 resources, 55 not in a state, 57 operator
-# intervention, 58 system; and 25006 read-only transaction, which a client sees during a failover.
+# intervention, 58 system; 25006 read-only transaction, which a client sees during a failover; 25P03 idle in
+# a transaction for too long.
 _PASSING = ("08", "40", "53", "55", "57", "58")
 
 
 # Every statement of ours finds its rows by keys, so one plan fits all values; planning the step anew each time would
 # cost as much as running it. Settings of a session, so they cannot be given through a transaction pooler.
-_SESSION = {"application_name": "atlas", "plan_cache_mode": "force_generic_plan", "jit": "off"}
+#
+# A process that stops inside a transaction (a paused machine, a cut network) would keep its run's row locked, and with
+# it the click, the stop and the reaper out, for as long as it stays stopped: PostgreSQL then ends its session.
+_SESSION = {
+    "application_name": "atlas",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+    "idle_in_transaction_session_timeout": f"{STATEMENT_TIMEOUT_S:.0f}s",
+    "tcp_keepalives_idle": "15",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
 
 
 async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool":
@@ -63,7 +75,7 @@ def translated(error: BaseException) -> AtlasError | None:
     """Return what an error at the edge means for callers; None: it is not the database's."""
     if isinstance(error, asyncpg.PostgresError):
         state = error.sqlstate or ""
-        passing = state.startswith(_PASSING) or state in ("25006", "3D000")
+        passing = state.startswith(_PASSING) or state in ("25006", "25P03", "3D000")
         if passing or isinstance(error, asyncpg.InvalidCachedStatementError):
             return StoreUnavailable(f"PostgreSQL: {error}")
         return InvariantBroken(f"PostgreSQL {state}: {error}")

@@ -27,12 +27,25 @@ import asyncpg
 
 from storage.embedded import start_embedded
 from storage.migrate import migrate
-from tests.chaos.scenarios import BY_NAME, SCENARIOS
-from tests.chaos.series import Case, in_order, never_made, pairs_of, part, play_all, points_of, rows_of, table
+from tests.chaos.scenarios import BY_NAME, CROWDS, SCENARIOS
+from tests.chaos.series import (
+    Case,
+    frozen_of,
+    in_order,
+    never_made,
+    pairs_of,
+    part,
+    play_all,
+    points_of,
+    rows_of,
+    table,
+)
 from tests.chaos.theatre import Report
 
 # A clean shutdown is tried at every boundary of these.
 DEPLOYED = ("read", "write without approval", "approved", "two writes")
+# Targets that honour keys: what comes back may resend the one request that was in flight.
+FROZEN = ("write without approval", "approved", "again with its key")
 PAIRED = ("write without approval", "approved", "two writes", "it happened", "it did not happen", "again with its key")
 
 
@@ -84,6 +97,11 @@ def cases_of(fault_free: list[Report]) -> list[Case]:
     return cases
 
 
+def frozen_cases(fault_free: list[Report]) -> list[Case]:
+    """Return every boundary at which a process is stopped and comes back when its work was done by another."""
+    return [(r.scenario, (point,)) for r in fault_free if r.scenario in FROZEN for point in frozen_of(r.calls)]
+
+
 class Progress:
     """A line on standard error now and then."""
 
@@ -130,7 +148,11 @@ def main() -> int:
         )
         told = Progress(len(pairs))
         reports += play_all(dsn, template, pairs, side_by_side=asked.side_by_side, until=until, told=told)
-    rows = rows_of(fault_free, [*(every if asked.part is None else cases), *pairs], reports)
+        late: list[Case] = [] if asked.part or asked.only else in_order(frozen_cases(fault_free), asked.seed)
+        crowds: list[Case] = [] if asked.scenario else [(crowd.name, ()) for crowd in CROWDS]
+        told = Progress(len(late) + len(crowds))
+        reports += play_all(dsn, template, [*crowds, *late], side_by_side=asked.side_by_side, until=until, told=told)
+    rows = rows_of(fault_free, [*(every if asked.part is None else cases), *pairs, *late, *crowds], reports)
     wrong = [line for row in rows for line in row.wrong]
     wrong += [f"{report.scenario}: no fault: {line}" for report in fault_free for line in report.wrong]
     if not asked.scenario:

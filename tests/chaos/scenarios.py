@@ -10,7 +10,7 @@ from bot.simulator.workspace import MARCUS, OSKAR, RITA, SALES_DESK, VERA
 from core.run import HaltReason
 from core.tools import Limits
 from tests.chaos.target import Turn
-from tests.chaos.theatre import Scenario, Theatre, halted
+from tests.chaos.theatre import Scenario, Theatre
 
 ASK = "send a quote"
 WIDE = 10_000_000.0
@@ -308,6 +308,30 @@ async def _alert_taken_up(t: Theatre) -> None:
     await t.settle()
 
 
+NEIGHBOURS = 20
+
+
+async def _bystanders(t: Theatre) -> None:
+    """Twenty runs share a process with one that takes it down each time."""
+    for number in range(NEIGHBOURS + 1):
+        t.thread = ""
+        await t.say("break" if number == NEIGHBOURS // 2 else ASK, settle=False)
+    await t.settle()
+
+
+async def _only_one_fell(t: Theatre) -> list[str]:
+    runs = await t.runs()
+    fell = [run for run in runs if run.question == "break"]
+    wrong = [
+        f"run {run.id} ({run.question}) is {run.state}" for run in runs if (run in fell) != (run.state == "failed")
+    ]
+    wrong += [f"run {run.id} failed for {run.fail_reason}" for run in fell if run.fail_reason != "recovery_exhausted"]
+    alerts = [place for place in await t.alerts() if place.startswith("alert:failed:")]
+    if len(fell) != 1 or alerts != [f"alert:failed:{fell[0].id}"]:
+        wrong.append(f"{len(runs)} runs, {len(fell)} fell, alerts: {alerts}")
+    return wrong
+
+
 LOOK_AGAIN = {"look again": (turn("look"),)}
 
 SCENARIOS: tuple[Scenario, ...] = (
@@ -366,5 +390,11 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("alert taken up", _alert_taken_up, {ASK: (turn("fax"),)}, (1,)),
     Scenario("retention", _retention, {ASK: (turn("look"),)}, (0,), forgets=True),
 )  # fmt: skip
-BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
-__all__ = ["BY_NAME", "SCENARIOS", "halted"]
+# Played as they are; what they are about kills by itself.
+CROWDS: tuple[Scenario, ...] = (
+    Scenario(
+        "bystanders", _bystanders, {ASK: (turn("note"), turn("look")), "break": (turn("look"), turn("bomb"))},
+        (NEIGHBOURS,), ("answered", "failed"), check=_only_one_fell,
+    ),
+)  # fmt: skip
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *CROWDS)}

@@ -26,7 +26,7 @@ import asyncpg
 from bot.simulator import Simulator
 from bot.simulator.workspace import MARCUS, RITA, SALES_DESK
 from core.approvals import Clicker, Person, Via
-from core.run import HaltReason, Run, RunState, Suspension, SuspensionKind
+from core.run import Run, RunState, Suspension, SuspensionKind
 from core.tools import Limits, User, UserGroup
 from storage.desk_store import PgDesk
 from tests.chaos.boundary import Call, Point, calls_of, read_log
@@ -39,7 +39,12 @@ from tests.invariants import Effect, violations
 QUICK_S = 4.5
 ANSWER_S = 60.0
 MOST_ATTEMPTS = 12
+MOST_ALONE = 60
 _numbers = count(1)
+
+
+async def _nothing_more(_: "Theatre") -> list[str]:
+    return []
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Scenario:
 
     *ends*: states in which its runs may be then. *stance*: what people do with cards that come again ("approve",
     "decline"; "": nothing). *forgets*: its runs are removed before its end. *closed*: Slack refuses messages for good.
+    *check*: what must hold of it besides.
     """
 
     name: str
@@ -59,6 +65,7 @@ class Scenario:
     limits: Limits = field(default_factory=lambda: Limits(max_elapsed_s=10_000_000))
     forgets: bool = False
     closed: bool = False
+    check: Callable[["Theatre"], Awaitable[list[str]]] = _nothing_more
 
 
 @dataclass
@@ -75,6 +82,10 @@ class Report:
     after_first_fault: list[Call] = field(default_factory=list)
     acts_after: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+
+# What a process that comes back late may touch: its own sign of life, the pace, the record of attempts.
+ITS_OWN = ("workers", "pace", "audit", "watched")
 
 
 class Broke(AssertionError):
@@ -102,6 +113,23 @@ class Process:
         if "broke" in answer:
             raise Broke(answer["broke"])
         return answer
+
+    async def heard_unless_frozen(self) -> tuple[bool, dict[str, Any] | None]:
+        """Return (False, its next answer), or (True, None) once it has been stopped."""
+        answer = asyncio.ensure_future(self.heard())
+        while not answer.done():
+            await asyncio.wait({answer}, timeout=0.01)
+            if not answer.done() and self._stopped():
+                answer.cancel()
+                await asyncio.wait({answer})
+                return True, None
+        return False, answer.result()
+
+    def _stopped(self) -> bool:
+        try:
+            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        except FileNotFoundError:
+            return False
 
     def tell(self, **command: Any) -> None:
         """Send a command."""
@@ -148,6 +176,8 @@ class Theatre:
         self.report = Report(scenario.name, setting.plan)
         self.process: Process | None = None
         self.quick = sum(map(ord, "".join(map(str, setting.plan)))) % 2 == 0
+        self.frozen: list[Process] = []
+        self._may_freeze = any(point.fault == "freeze" for point in setting.plan)
         self._skipped = 0.0
         self.thread = ""
 
@@ -158,9 +188,14 @@ class Theatre:
         for _ in range(MOST_ATTEMPTS):
             process = await self._alive()
             process.tell(do=command, **more)
-            answer = await process.heard()
+            frozen, answer = await process.heard_unless_frozen() if self._may_freeze else (False, await process.heard())
             self._catch_up()
-            if answer is None:
+            if frozen:
+                self.frozen.append(process)
+                self.process = None
+                self.pass_time(LEASE_S + 1)
+                await self.do("reap", quick=False)
+            elif answer is None:
                 await self._replace(process)
             elif "unavailable" not in answer:
                 return answer
@@ -216,7 +251,7 @@ class Theatre:
 
     async def settle(self, *, deliver: bool = True) -> None:
         """Work until nothing is left to do; runs that take processes down get one of their own."""
-        for _ in range(MOST_ATTEMPTS):
+        for _ in range(MOST_ALONE):
             answer = await self.do("settle", deliver=deliver)
             if not answer["alone"]:
                 return
@@ -361,6 +396,31 @@ class Theatre:
         happened = any(key in keys for key, _ in self.target.effects())
         await self.click(card, approve=happened)
 
+    # -- processes that come back --------------------------------------------------------------------------------
+
+    async def thaw(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+        """Let what was frozen go on, long after others have finished its work; it may change nothing."""
+        for process in self.frozen:
+            before, said, done = await everything(pool), self._posts(), len(self.target.effects())
+            os.kill(process.pid, signal.SIGCONT)
+            if await process.heard() is not None:
+                process.end()
+            else:
+                process.bury()
+            after = await everything(pool)
+            for table, rows in before.items():
+                if changed := [row for row in after[table] if row not in rows]:
+                    self.report.wrong.append(f"what came back changed {table}: {changed}")
+            if self._posts() != said:
+                self.report.wrong.append(f"what came back posted: {self._posts()[len(said) :]}")
+            if len(self.target.effects()) != done:
+                self.report.wrong.append("what came back had an effect of its own")
+        self.frozen = []
+
+    def _posts(self) -> list[str]:
+        records = self.slack.journal.records
+        return [str(r["args"]) for r in records if r["kind"] == "request" and r["method"].startswith("chat.")]
+
     # -- judging ----------------------------------------------------------------------------------------------
 
     async def judge(self, pool: "asyncpg.Pool[asyncpg.Record]") -> None:
@@ -388,17 +448,23 @@ class Theatre:
         report.wrong += wrong
 
 
+async def everything(pool: "asyncpg.Pool[asyncpg.Record]") -> dict[str, list[str]]:
+    """Return every row that a process which lost its claims may not touch."""
+    tables = await pool.fetch(
+        "select tablename from pg_tables where schemaname = 'public' and tablename <> all ($1)", list(ITS_OWN)
+    )
+    return {
+        table: [row["row"] for row in await pool.fetch(f"select t::text as row from {table} t")]
+        for (table,) in (tuple(row) for row in tables)
+    }
+
+
 def policy_users(card: Suspension) -> Sequence[str]:
     """Return who answers a card that came again."""
     by = card.policy.by
     if isinstance(by, UserGroup):
         return (MARCUS,)
     return by if isinstance(by, tuple) else (RITA,)
-
-
-def halted(run: Run, reason: HaltReason) -> bool:
-    """Say whether a run is halted for that reason."""
-    return run.state is RunState.HALTED and run.halt_reason is reason
 
 
 # ---- a case ----------------------------------------------------------------------------------------------------------
@@ -430,8 +496,9 @@ async def theatre(dsn: str, scenario: Scenario, plan: tuple[Point, ...]) -> Asyn
             try:
                 yield played, pool
             finally:
-                if played.process is not None:
-                    played.process.end()
+                for process in (played.process, *played.frozen):
+                    if process is not None:
+                        process.end()
     finally:
         target.close()
         await pool.close()
@@ -445,7 +512,9 @@ async def play(dsn: str, scenario: Scenario, plan: tuple[Point, ...] = ()) -> Re
         try:
             await scenario.play(played)
             await played.rest()
+            await played.thaw(pool)
             await played.judge(pool)
+            report.wrong += await scenario.check(played)
         except (AssertionError, TimeoutError) as error:
             report.wrong.append(f"{type(error).__name__}: {error}")
         log = read_log(played.setting.log)
