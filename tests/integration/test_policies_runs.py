@@ -7,6 +7,7 @@ are read again before anything executes.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,10 @@ class Desk:
     async def says(self, thread: Message, words: str) -> None:
         """Wait until Atlas says it in the thread."""
         await until(lambda: any(words in str(m.get("blocks")) + str(m.get("text")) for m in self.said(thread)), 30)
+
+    def was_told(self, user: str, words: str) -> bool:
+        """Say whether somebody was told that privately."""
+        return words in str(self.slack.ephemerals(user, SALES_DESK))
 
     async def state(self) -> str:
         """Return the only run's state."""
@@ -202,6 +207,47 @@ async def test_who_is_in_no_group_may_do_nothing(desk: Desk) -> None:
     await desk.says(thread, "not_permitted")
     assert desk.cards(thread) == []
     assert policies_agent.DONE == []
+
+
+async def test_who_edits_a_call_counts_as_its_requester(desk: Desk) -> None:
+    """Vera edits Rita's call through the form: a new card on the new amount, which neither of the two may approve."""
+    thread = await desk.ask("pay 5000 machines")
+    card = await desk.card(thread, "Pay 5000 for machines")
+    await desk.press(VERA, card, "edit")
+    await until(lambda: "One moment" not in str(desk.slack.modals(VERA) or "One moment"))
+    form = desk.slack.modals(VERA)[-1]
+    shown = next(block["element"]["type"] for block in form["blocks"] if block.get("block_id") == "amount")
+    typed = {"amount": {"value": {"type": shown, "value": "6000"}}}
+    await (await desk.slack.submit(VERA, form["id"], typed)).settled()
+    edited = await desk.card(thread, "Pay 6000 for machines")
+    assert f"Edited by @{VERA}" in str(edited["blocks"]) or f"'{VERA}'" in str(edited["blocks"])
+    for banned in (VERA, RITA):
+        await desk.press(banned, edited, "approve")
+        await until(partial(desk.was_told, banned, "asked for this yourself"))
+    await desk.press(MARCUS, edited, "approve")
+    await desk.says(thread, "1 of 2 approvals")
+    await desk.press(OSKAR, await desk.card(thread, "Pay 6000 for machines"), "approve")
+    await desk.says(thread, "Results")
+    assert policies_agent.DONE == [(6000, "machines")]
+
+
+async def test_no_path_executes_without_a_decided_suspension(desk: Desk) -> None:
+    """agno-agi/agno#8386: a run put back to work by force meets its open suspension, waits again, and does nothing."""
+    thread = await desk.ask("pay 5 apples")
+    await desk.card(thread, "Pay 5 for apples")
+    for _ in range(2):
+        await desk.pool.execute("update runs set state = 'running', claimable_at = now()")
+        desk.atlas.worker.wake()
+        await until(lambda: desk.pool.fetchval("select state = 'suspended' from runs"), 30)
+    assert policies_agent.DONE == []
+    assert await desk.pool.fetchval("select count(*) from actions") == 0
+    await desk.press(RITA, await desk.card(thread, "Pay 5 for apples"), "approve")
+    await desk.says(thread, "Results")
+    orphans = await desk.pool.fetchval(
+        "select count(*) from actions a left join suspensions s on s.id = a.suspension_id "
+        "where s.status is distinct from 'approved'"
+    )
+    assert (policies_agent.DONE, orphans) == ([(5, "apples")], 0)
 
 
 async def test_a_card_that_waits_is_reminded_of_by_the_running_process(desk: Desk) -> None:
