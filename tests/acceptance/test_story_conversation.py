@@ -131,6 +131,24 @@ async def test_stop_while_it_waits_closes_the_card(stack: Stack) -> None:
     assert stack.sent() == []
 
 
+async def test_the_stop_button_of_the_progress_line_stops_its_owners_run(stack: Stack) -> None:
+    """The progress line carries Stop: somebody else's press changes nothing, the owner's ends the run."""
+    await stack.serve()
+    thread = await stack.ask()
+    card = await stack.card(thread)
+    progress = await wait_until(
+        lambda: next((m for m in stack.slack.bot_messages(thread.channel, thread.ts) if has_button(m, "stop")), None),
+        "a message with Stop",
+    )
+    await stack.press(progress, "stop", by=VERA, thread=thread)
+    await stack.whispered(thread, "no run of yours to stop", to=VERA)
+    assert (await stack.run(thread))["state"] == "suspended"
+    await stack.press(progress, "stop", thread=thread)
+    await stack.until(thread, "stopped_by_user")
+    await stack.shows(card, "Stopped")
+    assert stack.sent() == []
+
+
 async def test_stop_while_it_runs_lets_the_write_in_flight_end(shop: Stack) -> None:
     """A stop during a write waits for its outcome, starts nothing more, and halts."""
     gate = asyncio.Event()
