@@ -16,7 +16,7 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.slack import CALL_ERRORS, Installation, read_failure
 from core.approvals import Person
-from core.errors import CouldNotCheck
+from core.errors import CouldNotCheck, NoSuchGroup
 from core.ports import Clock
 from core.tools import User
 
@@ -53,10 +53,10 @@ class SlackDirectory:
         return user_id in await self.group_members(handle, fresh=fresh)
 
     async def group_members(self, handle: str, *, fresh: bool = False) -> frozenset[str]:
-        """Return who is in a user group. Raises: CouldNotCheck, also for an unknown handle."""
+        """Return who is in a user group. Raises: CouldNotCheck; NoSuchGroup for an unknown handle."""
         groups = await self._fact("groups", "", self._ask_groups, fresh=fresh)
         if handle not in groups:
-            raise CouldNotCheck(f"the user group @{handle}", "the workspace has none of this handle")
+            raise NoSuchGroup(handle)
         members: frozenset[str] = groups[handle][1]
         return members
 

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ValidationError
 from core.agent import Agent, policy_problems
 from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
 from core.conversation import error_text, result_text
-from core.errors import CouldNotCheck, NewsArrived, ToolFailed, words_of
+from core.errors import CouldNotCheck, NewsArrived, NoSuchGroup, ToolFailed, words_of
 from core.holder import PATIENCE_S, Holder, asked, checked, of_kind, resolved
 from core.next_act import OpenCall, Wait, instructed, next_act
 from core.ports import Directory, Names, NewAction, NewSuspension, Outcome, Settlement, TraceEntry
 from core.results import could_not_check, gist, not_permitted, reason_of, storable
 from core.run import ActionState, RunView, Suspension, SuspensionKind, SuspensionStatus
-from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, User
+from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, User, UserGroup
 
 # The effect starts within this many seconds of sending the commit that intends it; else it is intended anew, so that
 # "did not happen" can be believed after intended_at + timeout + 5 s.
@@ -226,7 +226,20 @@ class Calls:
         requesters = frozenset({self.holder.run.owner.user_id, prepared.call.edited_by or ""})
         if policy is not None and (wrong := policy_problems(policy, requesters)):
             raise ToolFailed(f"its approval policy cannot work: {'; '.join(wrong)}")
+        if policy is not None and isinstance(policy.by, UserGroup):
+            await self._group_exists(policy.by.handle, patience_s)
         return policy
+
+    async def _group_exists(self, handle: str, patience_s: float) -> None:
+        """A card that names a group of nobody would wait in vain. Raises: CouldNotCheck, ToolFailed."""
+
+        async def ask() -> None:
+            try:
+                await self.directory.in_group(handle, self.holder.run.owner.user_id)
+            except NoSuchGroup as error:
+                raise ToolFailed(f"its approval policy cannot work: {error.what}: {error.why}") from error
+
+        await checked(self.holder.clock, f"the user group @{handle}", ask, patience_s)
 
     async def guard(self, prepared: Ready, ctx: ToolContext, patience_s: float) -> Refused | None:
         """Return why the world does not permit the action now. Raises: CouldNotCheck, ToolFailed."""

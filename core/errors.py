@@ -50,6 +50,13 @@ class CouldNotCheck(AtlasError):
         super().__init__(f"could not check {what}: {why}")
 
 
+class NoSuchGroup(CouldNotCheck):
+    """A policy names a user group that the workspace does not have: asking again tells the same."""
+
+    def __init__(self, handle: str) -> None:
+        super().__init__(f"the user group @{handle}", "the workspace has none of this handle")
+
+
 class InvalidArguments(AtlasError):
     """An editor's arguments do not load. Nothing was changed; *why* goes back onto the form."""
 

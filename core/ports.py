@@ -496,7 +496,7 @@ class Directory(Protocol):
         ...
 
     async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
-        """Say whether somebody is a member of a user group."""
+        """Say whether somebody is a member of a user group. Raises: NoSuchGroup for a handle that nobody has."""
         ...
 
 

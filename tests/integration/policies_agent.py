@@ -50,6 +50,8 @@ class Pay(Tool[PayArgs]):
 
     async def policy(self, args: PayArgs, ctx: ToolContext) -> Approval | None:
         """Return who must approve this amount."""
+        if args.what == "ghosts":
+            return Approval(by=UserGroup(handle="ghosts"))
         if args.amount > 1_000:
             return Approval(by="anyone", count=2, self_approval=False, severity="high")
         if args.amount > 100:

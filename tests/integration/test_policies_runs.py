@@ -157,6 +157,15 @@ async def test_the_policy_is_computed_for_each_call(desk: Desk) -> None:
     assert {row["by"] for row in refused} == {MARCUS, RITA}
 
 
+async def test_a_computed_policy_that_names_no_group_of_the_workspace_opens_no_card(desk: Desk) -> None:
+    """Nobody could press it: the model is told at once, and nothing is done."""
+    thread = await desk.ask("pay 5 ghosts")
+    await desk.says(thread, "its approval policy cannot work")
+    assert "@ghosts" in policies_agent.TURNS[-1][0]
+    assert desk.cards(thread) == []
+    assert policies_agent.DONE == []
+
+
 async def test_two_people_who_did_not_ask_approve_a_severe_call(desk: Desk) -> None:
     """Four eyes: the requester does not count, the first vote is shown, the second one executes it once."""
     thread = await desk.ask("pay 5000 machines")
