@@ -390,6 +390,17 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("alert taken up", _alert_taken_up, {ASK: (turn("fax"),)}, (1,)),
     Scenario("retention", _retention, {ASK: (turn("look"),)}, (0,), forgets=True),
 )  # fmt: skip
+
+
+async def _double(t: Theatre) -> None:
+    """A target that does a request twice: the judge must say so."""
+    await t.say(ASK)
+    for key, tool in t.target.effects():
+        t.target.perform(key, tool, once=False)
+
+
+DOUBLES = Scenario("doubles", _double, {ASK: (turn("note"),)}, (1,))
+
 # Played as they are; what they are about kills by itself.
 CROWDS: tuple[Scenario, ...] = (
     Scenario(
@@ -397,4 +408,4 @@ CROWDS: tuple[Scenario, ...] = (
         (NEIGHBOURS,), ("answered", "failed"), check=_only_one_fell,
     ),
 )  # fmt: skip
-BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *CROWDS)}
+BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *CROWDS, DOUBLES)}
