@@ -241,12 +241,16 @@ async def test_an_unknown_outcome_asks_a_person(shop: Stack, answer: str) -> Non
     assert run["crashes"] == 0
 
 
-async def test_a_run_that_kills_its_processes_fails_with_one_alert_and_its_neighbours_are_answered(shop: Stack) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["look", "note"], ids=["a-read", "a-write"])
+async def test_a_run_that_kills_its_processes_fails_with_one_alert_and_its_neighbours_are_answered(
+    shop: Stack, tool: str
+) -> None:
     """Two recoveries, then failed (recovery_exhausted) and one alert; runs that shared the process are all answered."""
 
     def think(messages: list[Json]) -> Json:
         if "poison" in messages[0]["text"]:
-            return call(("look", {"what": "poison"}))
+            return call((tool, {"what": "poison"}))
         return say("Fine.") if shop.workshop.released.is_set() else call(("look", {"what": "healthy"}))
 
     async def look(asked: Json) -> Json:
@@ -256,7 +260,7 @@ async def test_a_run_that_kills_its_processes_fails_with_one_alert_and_its_neigh
         return {"result": "seen"}
 
     shop.workshop.think = think
-    shop.workshop.execute["look"] = look
+    shop.workshop.execute |= {"look": look, "note": look}
     bot = await shop.serve()
     healthy = [await shop.ask(f"@Atlas healthy {n}") for n in range(3)]
     await shop.workshop.executing("look", 3)
