@@ -84,8 +84,8 @@ group by run_id order by min(expires_at) limit $1;
 select s.id
 from suspensions s
 where s.status = 'open' and s.expires_at > coalesce($3::timestamptz, now())
-  and s.expires_at - coalesce($3::timestamptz, now())
-      <= least(make_interval(secs => $1), (s.expires_at - s.opened_at) / 3)
+  and s.expires_at <= coalesce($3::timestamptz, now()) + make_interval(secs => $1)
+  and s.expires_at - coalesce($3::timestamptz, now()) <= (s.expires_at - s.opened_at) / 3
   and exists (select from outbox o
               where o.run_id = s.run_id and o.ref = s.id and starts_with(o.place, 'card:') and o.message_ts is not null)
   and not exists (select from outbox o

@@ -1,5 +1,9 @@
 """What the workspace cannot keep stops the start, with one message; and scopes that come from user groups."""
 
+import asyncio
+import os
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -164,6 +168,58 @@ async def test_the_start_stops_and_the_doctor_says_the_same(
     found = [finding.text for finding in await examine(settings) if finding.part == "policies" and not finding.ok]
     assert len(found) == 2
     assert all(text in words for text in found)
+
+
+UNKEPT = """
+from core import Agent, Approval, Message, ModelReply, Preview, Scope, Tool, UserGroup
+from pydantic import BaseModel
+
+class Nothing(BaseModel):
+    pass
+
+class Send(Tool[Nothing]):
+    name, writes, unknown = "send", True, "ask_person"
+    approval = Approval(by=UserGroup(handle="nobody-knows"))
+    def permitted(self, args, scope): return True
+    async def preview(self, args, ctx): return Preview(title="Send")
+    async def execute(self, args, ctx): return None
+
+class Model:
+    async def respond(self, messages, tools, max_output_tokens): return ModelReply(text="no")
+
+async def scopes(user): return Scope()
+
+agent = Agent(instructions="", tools=[Send()], scopes=scopes, model=Model())
+"""
+
+
+async def test_serve_ends_with_exit_code_2_and_one_message(workspace: Workspace, database: str, tmp_path: Path) -> None:
+    """As an operator sees it."""
+    (tmp_path / "unkept.py").write_text(UNKEPT, encoding="utf-8")
+    environment = {
+        "PATH": os.environ["PATH"],
+        "DATABASE_URL": database,
+        "SLACK_BOT_TOKEN": workspace.slack.workspace.bot_token,
+        "SLACK_APP_TOKEN": workspace.slack.workspace.app_token,
+        "SLACK_API_URL": workspace.slack.api_url,
+        "ATLAS_AGENT": "unkept:agent",
+        "ATLAS_HTTP_PORT": "0",
+    }
+    served = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bot", "serve", cwd=tmp_path, env=environment, stdout=PIPE, stderr=PIPE
+    )
+    try:
+        async with asyncio.timeout(60):
+            _, said = await served.communicate()
+    finally:
+        if served.returncode is None:
+            served.kill()
+            await served.wait()
+    assert served.returncode == 2
+    words = said.decode()
+    assert words.count("cannot start") == 1
+    assert "ATLAS_AGENT=unkept:agent: tool send: the workspace has no user group @nobody-knows" in words
+    assert "Traceback" not in words
 
 
 # ---- scopes from user groups -----------------------------------------------------------------------------------------
