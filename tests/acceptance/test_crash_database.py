@@ -54,7 +54,7 @@ async def test_connections_lost_during_a_model_call_cost_nothing(shop: Stack, po
 
 
 async def test_an_outage_loses_no_message_and_reaps_nobody(shop: Stack, postgres: str) -> None:
-    """Down for several beats: what comes meanwhile is not acked and comes again; running runs stay whose they are."""
+    """Down for longer than the lease: what comes is not acked and comes again; no running run is reaped."""
     gate = asyncio.Event()
 
     async def think(messages: list[Json]) -> Json:
@@ -64,14 +64,14 @@ async def test_an_outage_loses_no_message_and_reaps_nobody(shop: Stack, postgres
 
     shop.workshop.think = think
     shop.slack.dispatch.retry_schedule_s = (1.0, 2.0, 4.0, 8.0, 16.0)
-    await shop.serve()
-    await shop.serve()
+    await shop.serve(ATLAS_LEASE_S="5")
+    await shop.serve(ATLAS_LEASE_S="5")
     slow = await shop.ask("@Atlas slow")
     await shop.workshop.thinking()
     async with _outage(shop, postgres):
         late = await shop.ask("@Atlas meanwhile")
         await wait_until(
-            lambda: len(shop.slack.journal.find({"kind": "unacked"})) >= 2, "it is sent again and not acked"
+            lambda: len(shop.slack.journal.find({"kind": "unacked"})) >= 2, "it is sent again and not acked (over 6 s)"
         )
     gate.set()
     await shop.said(late, "Answer to: meanwhile")
