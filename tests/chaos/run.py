@@ -12,12 +12,14 @@ PostgreSQL (``DATABASE_URL``, else an embedded one), a simulated Slack, a target
 import argparse
 import asyncio
 import os
+import shlex
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -42,6 +44,7 @@ from tests.chaos.series import (
 )
 from tests.chaos.theatre import Report
 
+BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 # A clean shutdown is tried at every boundary of these.
 DEPLOYED = ("read", "write without approval", "approved", "two writes")
 # Targets that honour keys: what comes back may resend the one request that was in flight.
@@ -122,6 +125,27 @@ class Progress:
             print(f"{self.done} of {self.cases} cases, {each:.2f} s each, {self.wrong} wrong", file=sys.stderr)
 
 
+def said(rows: list[Row], seed: int, wrong: list[str]) -> str:
+    """Return the figures, with the date and the command."""
+    command = shlex.join(["make", "chaos", *([f"ARGS={shlex.join(sys.argv[1:])}"] if sys.argv[1:] else [])])
+    missed = sum(row.missed for row in rows)
+    return "\n".join(
+        [
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `{command}`, seed {seed}: {len(wrong)} violations.",
+            f"{missed} faults found that their boundary did not come up again in their case.",
+            "",
+            table(rows),
+        ]
+    )
+
+
+def put_into(page: Path, figures: str) -> None:
+    """Put *figures* between the marks of *page*."""
+    head, _, rest = page.read_text("utf-8").partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    page.write_text(f"{head}{BEGIN}\n{figures}\n{END}{tail}", "utf-8")
+
+
 def main() -> int:
     """Run what the command line asks for; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
@@ -131,6 +155,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="order of the cases")
     parser.add_argument("--only", help="only points whose description contains this text")
     parser.add_argument("--side-by-side", type=int, default=2, help="cases at once")
+    parser.add_argument("--write", type=Path, help="put the figures between the marks of this file")
     asked = parser.parse_args()
     until = time.monotonic() + asked.seconds if asked.seconds else None
     names = asked.scenario or [scenario.name for scenario in SCENARIOS]
@@ -157,8 +182,10 @@ def main() -> int:
     wrong += [f"{report.scenario}: no fault: {line}" for report in fault_free for line in report.wrong]
     if not asked.scenario:
         wrong += [f"never tried: {what}" for what in never_made(fault_free)]
-    print(table(rows))
-    print(f"\nseed {asked.seed}; {sum(row.missed for row in rows)} faults whose boundary did not come up again")
+    figures = said(rows, asked.seed, wrong)
+    print(figures)
+    if asked.write is not None:
+        put_into(asked.write, figures)
     for line in wrong:
         print(f"BROKEN {line}")
     return 1 if wrong else 0

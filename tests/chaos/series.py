@@ -110,7 +110,7 @@ def pairs_of(reports: Iterable[Report]) -> list[tuple[str, tuple[Point, ...]]]:
         for call in report.after_first_fault:
             within[call.name] += 1
             for point in points_of([call], ("kill",)):
-                what = (report.scenario, act, call.name, within[call.name], point.phase)
+                what = (act, call.name, within[call.name], point.phase)
                 if what not in seen:
                     seen.add(what)
                     found.append((report.scenario, (*report.plan, point)))
