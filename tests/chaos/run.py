@@ -32,6 +32,7 @@ from storage.migrate import migrate
 from tests.chaos.scenarios import BY_NAME, CROWDS, SCENARIOS
 from tests.chaos.series import (
     Case,
+    Row,
     frozen_of,
     in_order,
     never_made,
