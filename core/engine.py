@@ -270,15 +270,28 @@ class Engine:
         return view if operator or self._owns(actor, view.run) else None
 
     async def pending(self, actor: Actor) -> list[tuple[Suspension, Run]]:
-        """List the open suspensions that the actor may decide now, oldest first."""
+        """List the open suspensions that the actor may decide now, oldest first.
+
+        One that cannot be checked (its channel is closed to us, its group is gone) does not hide the others. Raises:
+        CouldNotCheck when none could be checked.
+        """
         waiting: list[tuple[Suspension, Run]] = []
+        doubt: CouldNotCheck | None = None
+        checked = 0
         for suspension, run in await self.desk.pending():
             if actor.on_the_cli:
                 waiting.append((suspension, run))
             elif run.team_id == actor.team_id:
-                clicker = await self._clicker(actor, suspension, run)
+                try:
+                    clicker = await self._clicker(actor, suspension, run)
+                except CouldNotCheck as error:
+                    doubt = error
+                    continue
+                checked += 1
                 if self._verdict(suspension, run, clicker, approve=True, editing=False) is None:
                     waiting.append((suspension, run))
+        if doubt is not None and not checked:
+            raise doubt
         return waiting
 
 

@@ -4,6 +4,7 @@ Everything between the store's moves and a person is the production code, agains
 """
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -12,6 +13,9 @@ from slack_sdk.models.blocks import Block as SdkBlock
 
 from bot.blocks.lint import lint
 from bot.simulator.workspace import ATLAS_OPS, DEALS, MARCUS, OSKAR, RANDOM, RITA, SALES_DESK, VERA
+from core.approvals import Via
+from core.engine import Actor
+from core.errors import CouldNotCheck
 from core.ports import Alert, Batch, Closing
 from core.run import SuspensionKind, SuspensionStatus
 from core.tools import Approval, UserGroup
@@ -46,6 +50,11 @@ def only(on: Stage, place: str) -> dict[str, Any]:
     """Return the one message of a place."""
     (message,) = on.posted(place)
     return message
+
+
+def shows_in_home(on: Stage, user: str) -> bool:
+    """Say whether the preview stands in somebody's Home."""
+    return PREVIEW.title in str(on.slack.home(user))
 
 
 async def status(on: Stage, suspension_id: str) -> SuspensionStatus:
@@ -173,6 +182,19 @@ async def test_those_who_can_still_act_are_reminded_once(on: Stage) -> None:
     assert await one.run_once() + await other.run_once() == 0
 
 
+async def test_a_reminder_stands_below_the_card_in_its_own_channel(on: Stage) -> None:
+    """The approvers look there, not into the thread of the request."""
+    suspension_id = await on.suspend(await on.run(), policy=Approval(by=(MARCUS,), channel=DEALS))
+    await on.deliver()
+    card = only(on, f"card:{suspension_id}")
+    on.time.advance(1600)
+    await reminders(on)[0].run_once()
+    await on.deliver()
+    reminder = only(on, f"notice:{suspension_id}:reminder")
+    assert reminder["thread_ts"] == card["ts"]
+    assert on.slack.message(DEALS, reminder["ts"]) is not None
+
+
 @pytest.mark.parametrize(
     ("policy", "kind", "mentioned"),
     [
@@ -278,6 +300,35 @@ async def test_an_answer_that_its_thread_cannot_show_reaches_who_asked(on: Stage
     await on.deliver()
     (place,) = [r["place"] for r in await on.pool.fetch("select place from outbox where place like 'answer:%:D%'")]
     assert "Forty-two." in seen(only(on, place))
+
+
+async def test_a_card_whose_place_closes_later_stands_with_those_who_are_still_to_decide(on: Stage) -> None:
+    """Archived while it waits: the next change cannot be shown there, so the card goes on in direct messages."""
+    suspension_id = await on.suspend(await on.run(), policy=Approval(by=(MARCUS, VERA), count=2))
+    await on.deliver()
+    for user in (MARCUS, VERA):
+        await on.slack.open_home(user)
+        await until(partial(shows_in_home, on, user))
+    on.slack.change_world({"channel": SALES_DESK, "set": {"is_archived": True}})
+    await (await on.slack.click(MARCUS, None, None, "approve", home=True)).settled()
+    await on.deliver()
+    copy = only(on, f"card:{suspension_id}:{on.slack.dm(VERA)}")
+    assert f"1 of 2 approvals: <@{MARCUS}>" in seen(copy)
+    await press(on, VERA, copy, "approve", on.slack.dm(VERA))
+    assert await status(on, suspension_id) is SuspensionStatus.APPROVED
+    await on.deliver()
+    assert "Approved" in seen(only(on, f"card:{suspension_id}:{on.slack.dm(MARCUS)}"))
+
+
+async def test_one_suspension_that_cannot_be_checked_hides_no_other(on: Stage) -> None:
+    """A policy's channel is closed and a group is gone: Home and /atlas pending still list the rest."""
+    await on.suspend(await on.run(), policy=Approval(by="anyone", channel="C0NOSUCH001"))
+    await on.suspend(await on.run(), policy=Approval(by=UserGroup(handle="gone")))
+    rita = Actor(on.installation.team_id, RITA, Via.HOME)
+    with pytest.raises(CouldNotCheck):
+        await on.engine.pending(rita)
+    mine = await on.suspend(await on.run())
+    assert [suspension.id for suspension, _ in await on.engine.pending(rita)] == [mine]
 
 
 # ---- alerts ----------------------------------------------------------------------------------------------------------
