@@ -11,7 +11,7 @@ from core import Agent, Scope, User
 from core.approvals import Person, Refusal, Via
 from core.conversation import CallKey
 from core.engine import Actor, Engine, Rules
-from core.errors import NewsArrived
+from core.errors import Conflict, NewsArrived
 from core.ports import Batch, Closing, Fence
 from core.run import HaltReason, SuspensionStatus
 from core.tools import Approval
@@ -129,6 +129,21 @@ async def test_no_move_rests_over_a_stop(world: World, name: str) -> None:
     before = await world.everything()
     with pytest.raises(NewsArrived):
         await RESTING[name](world, fence)
+    assert await world.everything() == before
+
+
+# ---- messages --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_slow_drain_does_not_start_a_message_again_whose_run_has_ended(world: World) -> None:
+    """The lease on the letter lapsed and another drain took it; by now its run is over and the thread is free."""
+    letter = await world.letter()
+    fence = await world.desk.start(letter, world.new_run(letter), world.worker_id)
+    assert fence is not None
+    await world.worker.answer(fence, Batch(messages=(turn(1, text="Done."),)), 0, "Done.")
+    before = await world.everything()
+    with pytest.raises(Conflict):
+        await world.desk.start(letter, world.new_run(letter), world.worker_id)
     assert await world.everything() == before
 
 

@@ -162,3 +162,21 @@ async def test_a_write_that_needs_a_person_never_begins_before_one_said_yes() ->
     await made.go()
     assert (made.deed.effects, made.run.state) == (0, RunState.SUSPENDED)
     assert [s.kind for s in made.store.view.suspensions] == [SuspensionKind.APPROVAL]
+
+
+async def test_an_approved_write_does_not_begin_while_the_process_leaves() -> None:
+    """A shutdown during the checks: the decision stays as it is, and the next process checks again."""
+    loops: list[Any] = []
+
+    def leave(ctx: Any) -> None:
+        loops[0].drain()
+
+    made = world(says("Done."), messages=APPROVED, suspensions=[a_suspension()], deed=Deed(policy=ASK, guard=leave))
+    loops.append(made.loop())
+    await loops[0].run()
+    assert (made.deed.effects, made.results(), made.run.claim_token) == (0, [], None)
+    assert [s.status for s in made.store.view.suspensions] == [SuspensionStatus.APPROVED]
+    made.store.change(claim_token="claim-1")
+    made.deed.guard = None
+    await made.go()
+    assert (made.deed.effects, len(made.results())) == (1, 1)
