@@ -84,7 +84,7 @@ class PgWorkerStore:
             news = await self._commits.step(fence, _columns(batch))
         if news is None:
             async with self._database.connection() as connection:
-                raise await _conflict(connection, fence, batch)
+                raise await _conflict(connection, fence, batch) or _impossible(fence)
         return int(news)
 
     async def intend(self, fence: Fence, batch: Batch, action: NewAction) -> None:
@@ -108,7 +108,7 @@ class PgWorkerStore:
             news = await self._database.pool.fetchval(sql.intend_action.text, *arguments)
         if news is None:
             async with self._database.connection() as connection:
-                raise await _conflict(connection, fence, batch, stoppable=True)
+                raise await _conflict(connection, fence, batch, stoppable=True) or _impossible(fence)
 
     async def conclude(
         self, fence: Fence, batch: Batch, outcomes: Sequence[Outcome] = (), settlements: Sequence[Settlement] = ()
@@ -142,7 +142,7 @@ class PgWorkerStore:
             self._database.now(),
         )
         if news is None:
-            raise await _conflict(connection, fence, batch)
+            raise await _conflict(connection, fence, batch) or _impossible(fence)
 
     # ---- waiting for people -----------------------------------------------------------------------------------------
 
@@ -251,18 +251,20 @@ class PgWorkerStore:
 
     async def answer(self, fence: Fence, batch: Batch, seen_news: int, text: str) -> None:
         """running -> answered, the answer into the outbox. NewsArrived when news > seen_news: nothing written."""
-        now = self._database.now()
-        async with self._database.transaction() as connection:
-            await self._fenced(connection, fence, batch, seen_news)
-            row = await sql.answer_run.value(connection, run_id=fence.run_id, claim_token=fence.claim_token, now=now)
-            if row is None:
-                raise NewsArrived(fence.run_id)
-            columns = parsed(row)
-            run = run_of(columns)
-            await endings.close(connection, run, now, stopped="the run has answered")
-            await sql.trace_event.run(connection, run_id=run.id, kind="answered", body="{}", now=now)
-            seq = str(columns["next_seq"] - 1)
-            await endings.owe_card(connection, run, "answer", seq, now, encode({"text": text}))
+        async with self._database.connection() as connection:
+            answered = await connection.fetchval(
+                sql.answer_run.text,
+                fence.run_id,
+                fence.claim_token,
+                *_columns(batch),
+                seen_news,
+                encode({"text": text}),
+                self._database.now(),
+            )
+            if answered is None:
+                why = await _conflict(connection, fence, batch, seen_news=seen_news, stoppable=True)
+                # Nothing else explains it: mail is left that is not in the conversation.
+                raise NewsArrived(fence.run_id) if why is None else why
 
     async def halt(
         self,
@@ -325,7 +327,7 @@ class PgWorkerStore:
             self._database.now(),
         )
         if news is None:
-            raise await _conflict(connection, fence, batch, seen_news=seen_news, stoppable=True)
+            raise await _conflict(connection, fence, batch, seen_news=seen_news, stoppable=True) or _impossible(fence)
 
 
 def _claimed(row: str) -> Claimed:
@@ -343,8 +345,8 @@ def _columns(batch: Batch) -> tuple[object, ...]:
 
 async def _conflict(
     connection: "Connection", fence: Fence, batch: Batch, *, seen_news: int | None = None, stoppable: bool = False
-) -> Exception:
-    """Return why a guarded write of the claim's holder found no row."""
+) -> Exception | None:
+    """Return why a guarded write of the claim's holder found no row; None: something else than claim, seq and news."""
     row = await sql.explain_conflict.row(connection, run_id=fence.run_id, claim_token=fence.claim_token)
     if row is None or not row["held"]:
         return ClaimLost(fence.run_id)
@@ -352,4 +354,8 @@ async def _conflict(
         return InvariantBroken(f"run {fence.run_id} continues at seq {row['next_seq']}, not {batch.messages[0].seq}")
     if (seen_news is not None and row["news"] > seen_news) or (stoppable and row["stop_requested"] is not None):
         return NewsArrived(fence.run_id)
+    return None
+
+
+def _impossible(fence: Fence) -> Exception:
     return InvariantBroken(f"run {fence.run_id}: an action is not in the state that this move needs")

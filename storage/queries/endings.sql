@@ -1,12 +1,3 @@
--- name: answer_run(run_id, claim_token, now)
--- running -> answered. No row: the claim is lost, or a message to the run is not in its conversation yet.
-update runs set state = 'answered', claim_token = null, claimed_by = null, stop_requested = null,
-                ended_at = coalesce($3::timestamptz, now())
-where id = $1 and claim_token = $2 and state = 'running'
-  -- Attaching mail raises news under the run's row lock, so the guard of the batch before has settled this.
-  and not exists (select from inbox where inbox.run_id = $1 and inbox.handled_at is null)
-returning to_json(runs) as run;
-
 -- name: halt_run(run_id, claim_token, reason, detail, next_worst_usd, now)
 -- running -> halted by the claim's holder. No row: the claim is lost.
 update runs set state = 'halted', halt_reason = $3, detail = $4, next_worst_usd = $5, halts = halts + 1,

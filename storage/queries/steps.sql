@@ -2,19 +2,23 @@
 -- running (unclaimed) -> running (claimed), up to $2 runs. A person's next run counts after everybody else's first
 -- one (their claimed runs included), so that one burst starves nobody; then the longest waiting first. Runs that took
 -- a process down twice are left to a process of their own. No row: nothing to do.
-with waiting as (
-    select r.id, r.claimable_at,
-           row_number() over (partition by r.team_id, r.user_id order by r.claimable_at)
-               + (select count(*) from runs busy
-                  where busy.claimed_by is not null and busy.team_id = r.team_id and busy.user_id = r.user_id) as turn
-    from (select * from runs where state = 'running' and claim_token is null
-                             and crashes < 2 and recovery_attempts < 3
-          order by claimable_at limit 2000) r
+with queue as (
+    select id, team_id, user_id, claimable_at, false as waits from runs where claimed_by is not null
+    union all
+    (select id, team_id, user_id, claimable_at, true from runs
+     where state = 'running' and claim_token is null and crashes < 2 and recovery_attempts < 3
+     order by claimable_at limit 2000)
+), ranked as (
+    select id, waits, claimable_at, row_number() over (partition by team_id, user_id order by waits, claimable_at) as turn
+    from queue
+), chosen as materialized (
+    -- More than wanted, since other workers may be locking the very same ones.
+    select id, turn, claimable_at from ranked where waits order by turn, claimable_at limit 4 * $2::integer + 64
 ), picked as (
     select runs.id
-    from runs join waiting on waiting.id = runs.id
+    from chosen join runs on runs.id = chosen.id
     where runs.state = 'running' and runs.claim_token is null and runs.crashes < 2 and runs.recovery_attempts < 3
-    order by waiting.turn, waiting.claimable_at
+    order by chosen.turn, chosen.claimable_at
     limit $2
     for update of runs skip locked
 ), claimed as (
@@ -92,6 +96,70 @@ with moved as (
     where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 )
 select news from moved;
+
+-- name: answer_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, seen_news, content, now)
+-- running -> answered, with the last batch, the answer owed, and what every ending does to the rows that hang on the
+-- run (see close_run_rows). Guards: the claim, the next seq, nothing new ($23), no stop asked, no mail left but that of
+-- this batch. No row: one of these does not hold, and nothing was written.
+with moved as (
+    update runs set
+        state = 'answered', claim_token = null, claimed_by = null, ended_at = coalesce($25::timestamptz, now()),
+        step = step + $15,
+        tool_calls = tool_calls + $16,
+        spend_usd = spend_usd + $17,
+        dearest_call_usd = greatest(dearest_call_usd, $18),
+        elapsed_ms = elapsed_ms + $19,
+        doing = coalesce($20, doing),
+        charge_due = charge_due and not $21::boolean,
+        scope = coalesce($22, scope),
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($25::timestamptz, now()) end,
+        crashes = case when $15 > 0 then 0 else crashes end,
+        next_seq = next_seq + cardinality($4::integer[])
+    where runs.id = $1 and claim_token = $2 and state = 'running'
+      and next_seq = coalesce($3::integer, next_seq)
+      and news <= $23::bigint
+      and runs.stop_requested is null
+      -- Attaching mail raises news under the run's row lock, so that this sub-select cannot be outrun.
+      and not exists (select from inbox i where i.run_id = $1 and i.handled_at is null and i.id <> all($14::bigint[]))
+    returning id, channel_id, thread_ts, next_seq
+), said as (
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($25::timestamptz, now())
+    from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
+        as m (seq, role, body, raw, answers_seq, answers_position)
+), traced as (
+    insert into trace (run_id, at, kind, body, ms, spend_usd)
+    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
+    from moved, unnest($10::text[] || 'answered'::text, $11::text[] || '{}'::text, $12::integer[] || null::integer,
+                       $13::numeric[] || null::numeric) as t (kind, body, ms, spend_usd)
+), mailed as (
+    update inbox set handled_at = coalesce($25::timestamptz, now())
+    from moved
+    where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
+), doubted as (
+    update actions set state = 'unknown' from moved where actions.run_id = moved.id and actions.state = 'intended'
+), freed as (
+    delete from live_threads using moved where live_threads.run_id = moved.id
+), stopped as (
+    update suspensions set status = 'stopped', reason = coalesce(reason, 'the run has answered')
+    from moved where suspensions.run_id = moved.id and suspensions.status = 'open'
+    returning suspensions.id
+), redrawn as (
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($25::timestamptz, now()), updated_at = coalesce($25::timestamptz, now())
+    from moved
+    where outbox.run_id = moved.id
+      and (outbox.kind = 'progress' or (outbox.kind = 'card' and outbox.ref in (select id from stopped)))
+), owed as (
+    insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
+    select 'answer:' || id || ':' || (next_seq - 1), id, 'answer', (next_seq - 1)::text, channel_id, thread_ts, $24,
+           coalesce($25::timestamptz, now())
+    from moved
+    on conflict (place) do update set
+        version = outbox.version + 1, content = excluded.content, attempts = 0, refused_at = null,
+        next_attempt_at = excluded.next_attempt_at, updated_at = excluded.next_attempt_at
+)
+select id from moved;
 
 -- name: intend_action(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version, arguments, timeout_s, suspension_id, now)
 -- running -> running: a batch, and a write about to begin: a new row, or the same one set back to intended with the

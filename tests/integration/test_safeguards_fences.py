@@ -19,7 +19,6 @@ from tests.integration.storeworld import World, an_action, world_on
 ENDINGS: dict[str, dict[str, Any]] = {
     "release_run": {},
     "suspend_run": {},
-    "answer_run": {},
     "halt_run": {"reason": "budget_steps", "detail": "", "next_worst_usd": 0},
     "fail_run": {"reason": "defect", "detail": ""},
 }
@@ -68,6 +67,7 @@ async def test_a_statement_that_goes_on_needs_that_very_claim(world: World, hold
         1, 0, action.arguments_digest, action.idempotency_key, "send", "1", "{}", 30.0, None, world.now,
     )  # fmt: skip
     assert await world.pool.fetchval(sql.step_run.text, *who, *batch, None, False, world.now) is None
+    assert await world.pool.fetchval(sql.answer_run.text, *who, *batch, 9, "{}", world.now) is None
     assert await world.pool.fetchval(sql.intend_action.text, *who, *batch, *intended) is None
     assert await world.pool.fetchval(sql.conclude_calls.text, *who, *batch, *[[]] * 9, world.now) is None
     assert await sql.load_run.row(world.pool, run_id=who[0], claim_token=who[1], now=world.now) is None
