@@ -496,7 +496,7 @@ def _paragraphs(lines: Sequence[Line]) -> str:
 
 
 ADVICE = {
-    "failed": "Read what became of its writes. Then ask again in the thread: that starts a new run.",
+    "failed": "Read what became of its writes. Its owner may ask again in the thread: that starts a new run.",
     "suspension": "Look in the target system, then answer on the card in the thread.",
     "outcome-unknown": "Look in the target system, then answer on the card; after that its owner may continue the run.",
     "unknown": "Look in the target system, then answer on the card; after that its owner may continue the run.",
@@ -511,9 +511,9 @@ def alert_advice(place: str) -> str:
     return ADVICE.get(place.split(":")[1] if place.count(":") else "", "Look at the run and at the log.")
 
 
-def alert_about(run: Run | None, who: str | None, link: Link | None) -> Line:
-    """Say whose run or message an alert is about, and where to look."""
-    where: Line = (" · ", link) if link else ()
+def alert_about(run: Run | None, who: str | None, channel: str | None, link: Link | None) -> Line:
+    """Say whose run or message an alert is about, and where to look. *channel*: another one than the link's."""
+    where: Line = (*((" · in ", Channel(channel)) if channel else ()), *((" · ", link) if link else ()))
     if run is None:
         writer: Line = ("Written by ", Who(who)) if who else ()
         return (*writer, *where) if writer else where[1:]

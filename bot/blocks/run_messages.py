@@ -189,9 +189,11 @@ def alert(inputs: RenderInputs, around: Surroundings, place: str = "") -> tuple[
         press = button("acknowledge", "Acknowledge", json.dumps({"a": place}, separators=(",", ":")))
         blocks.append({"type": "actions", "elements": [press]})
     at = (str(content.get("channel") or ""), str(content.get("thread") or ""))
+    elsewhere = None
     if inputs.run:
+        elsewhere = at[0] if at[0] not in ("", inputs.run.channel_id) else None
         at = (inputs.run.channel_id, inputs.run.thread_ts)
-    about = texts.alert_about(inputs.run, content.get("who"), around.link(at, "the thread"))
+    about = texts.alert_about(inputs.run, content.get("who"), elsewhere, around.link(at, "the thread"))
     if about:
         blocks.append(context(about))
     return escape_and_clip(f"🚨 {title}: {text}", FALLBACK), blocks

@@ -254,6 +254,7 @@ async def test_a_card_whose_place_is_closed_stands_with_each_approver_and_settle
     (alert,) = on.posted(f"alert:refused:card:{suspension_id}")
     assert "not_in_channel" in seen(alert)
     assert "2 people who may decide" in seen(alert)
+    assert f"in <#{RANDOM}>" in seen(alert)
     await on.slack.open_home(MARCUS)
     home = await until(lambda: on.slack.home(MARCUS))
     assert PREVIEW.title in str(home["blocks"])
