@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel
@@ -37,10 +38,15 @@ class Agent:
 
     def specs(self) -> list[ToolSpec]:
         """Return the tools as the model sees them, in the agent's order."""
-        return [
+        return list(self._specs)
+
+    @cached_property
+    def _specs(self) -> tuple[ToolSpec, ...]:
+        # Every claim asks for them, and a schema takes longer to make than a run to resume.
+        return tuple(
             ToolSpec(name=t.name, description=t.description, parameters=t.arguments_model.model_json_schema())
             for t in self.tools
-        ]
+        )
 
 
 def _overrides(tool: Tool[Any], method: str) -> bool:

@@ -567,7 +567,7 @@ class PgDesk:
     async def show(self, run_id: str) -> RunView | None:
         """Return a run with everything that hangs on it."""
         async with self._database.connection() as connection:
-            row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=self._database.now())
+            row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=self._database.now(), after=0)
         return None if row is None else view_of(row)
 
 

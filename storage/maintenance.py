@@ -129,7 +129,7 @@ class PgMaintenance:
     async def _close_calls(self, connection: "Connection", run_id: str) -> None:
         """Give every open call its result, as the last pass would have: a follow-up needs one for each."""
         now = self._database.now()
-        row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=now)
+        row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=now, after=0)
         try:
             view = view_of(row) if row is not None else None
             closing = unanswered(view) if view is not None else []

@@ -179,14 +179,14 @@ def trace_of(row: dict[str, Any]) -> TraceEntry:
     return TraceEntry(row["kind"], json.loads(row["body"]), row["ms"], None if spend is None else Decimal(spend))
 
 
-def view_of(record: asyncpg.Record) -> RunView:
-    """Return the view of a row of load_run."""
+def view_of(record: asyncpg.Record, kept: Sequence[StoredMessage] = ()) -> RunView:
+    """Return the view of a row of load_run; *kept*: the messages that it was told to leave out."""
     answers = zip(record["answers_seqs"] or (), record["answers_positions"] or (), strict=True)
     keys = [None if seq is None else CallKey(seq, position) for seq, position in answers]
     told = zip(record["seqs"] or (), record["bodies"] or (), record["raws"] or (), keys, strict=True)
     return RunView(
         run=run_of(parsed(record["run"])),
-        messages=[StoredMessage(seq, decode_body(body, raw), key) for seq, body, raw, key in told],
+        messages=[*kept, *(StoredMessage(seq, decode_body(body, raw), key) for seq, body, raw, key in told)],
         suspensions=tuple(suspension_of(row) for row in parsed(record["suspensions"])),
         actions=tuple(action_of(row) for row in parsed(record["actions"])),
         mail=tuple(Mail(row["id"], row["text"], row["user_id"]) for row in parsed(record["mail"])),

@@ -16,6 +16,7 @@ from core.run import HaltReason, RunView
 from storage import endings, sql
 from storage.commits import SharedCommits
 from storage.database import Database, mapped_errors
+from storage.kept import KeptConversations
 from storage.rows import batch_columns, clean, cleaned, encode, encode_arguments, parsed, run_of, suspension_of, view_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class PgWorkerStore:
     def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None, hints: bool = True) -> None:
         self._database = Database(pool, now, hints=hints)
         self._commits = SharedCommits(pool, self._database.now)
+        self._kept = KeptConversations()
 
     # ---- claims -----------------------------------------------------------------------------------------------------
 
@@ -59,13 +61,21 @@ class PgWorkerStore:
 
     async def load(self, fence: Fence) -> RunView:
         """Read everything that the next act depends on, as of one moment, incl. the database's clock."""
+        kept = list(self._kept.of(fence.run_id))  # as it is now: a late answer may lengthen it meanwhile
         async with self._database.connection() as connection:
             row = await sql.load_run.row(
-                connection, run_id=fence.run_id, claim_token=fence.claim_token, now=self._database.now()
+                connection,
+                run_id=fence.run_id,
+                claim_token=fence.claim_token,
+                now=self._database.now(),
+                after=len(kept),
             )
         if row is None:
+            self._kept.drop(fence.run_id)
             raise ClaimLost(fence.run_id)
-        return view_of(row)
+        view = view_of(row, kept)
+        self._kept.read(fence.run_id, view.messages)
+        return view
 
     async def release(self, fence: Fence) -> None:
         """running (claimed) -> running (unclaimed); no error when the claim is gone already."""
@@ -75,6 +85,7 @@ class PgWorkerStore:
             )
             if released is not None:
                 await endings.hint(connection, endings.WORK, fence.run_id, allowed=self._database.hints)
+        self._kept.drop(fence.run_id)
 
     # ---- the step path: one statement -------------------------------------------------------------------------------
 
@@ -85,6 +96,7 @@ class PgWorkerStore:
         if news is None:
             async with self._database.connection() as connection:
                 raise await _conflict(connection, fence, batch) or _impossible(fence)
+        self._kept.add(fence.run_id, batch.messages)
         return int(news)
 
     async def intend(self, fence: Fence, batch: Batch, action: NewAction) -> None:
@@ -109,6 +121,7 @@ class PgWorkerStore:
         if news is None:
             async with self._database.connection() as connection:
                 raise await _conflict(connection, fence, batch, stoppable=True) or _impossible(fence)
+        self._kept.add(fence.run_id, batch.messages)
 
     async def conclude(
         self, fence: Fence, batch: Batch, outcomes: Sequence[Outcome] = (), settlements: Sequence[Settlement] = ()
@@ -116,6 +129,7 @@ class PgWorkerStore:
         """Record outcomes, results (in *batch*) and what the cards show, in one commit."""
         async with self._database.connection() as connection:
             await self._conclude(connection, fence, batch, outcomes, settlements)
+        self._kept.add(fence.run_id, batch.messages)
 
     async def _conclude(
         self,
@@ -157,6 +171,7 @@ class PgWorkerStore:
                 await self._open(connection, fence.run_id, suspension, now)
             if not stay_running:
                 await self._park(connection, fence)
+        self._kept.add(fence.run_id, batch.messages)
 
     async def _open(self, connection: "Connection", run_id: str, new: NewSuspension, now: datetime | None) -> None:
         if new.replaces is not None:
@@ -214,6 +229,7 @@ class PgWorkerStore:
                 await self._say_expired(connection, suspension_id, now)
             elif not stay_running:
                 await self._park(connection, fence)
+        self._kept.add(fence.run_id, batch.messages)
         return bool(status == "open")
 
     async def _say_expired(self, connection: "Connection", suspension_id: str, now: datetime | None) -> None:
@@ -227,6 +243,7 @@ class PgWorkerStore:
         async with self._database.transaction() as connection:
             await self._fenced(connection, fence, batch, seen_news)
             await self._park(connection, fence)
+        self._kept.add(fence.run_id, batch.messages)
 
     async def supersede_open(self, fence: Fence, batch: Batch, seen_news: int) -> None:
         """Close the run's open approvals as superseded (cards settled); it stays running. NewsArrived: nothing
@@ -234,6 +251,7 @@ class PgWorkerStore:
         async with self._database.transaction() as connection:
             await self._fenced(connection, fence, batch, seen_news)
             await sql.supersede_suspensions.rows(connection, run_id=fence.run_id, now=self._database.now())
+        self._kept.add(fence.run_id, batch.messages)
 
     async def _park(self, connection: "Connection", fence: Fence) -> None:
         """End the claim on a run that waits for people. The fence before has locked the run and looked at its news."""
@@ -265,6 +283,7 @@ class PgWorkerStore:
                 why = await _conflict(connection, fence, batch, seen_news=seen_news, stoppable=True)
                 # Nothing else explains it: mail is left that is not in the conversation.
                 raise NewsArrived(fence.run_id) if why is None else why
+        self._kept.drop(fence.run_id)
 
     async def halt(
         self,
@@ -295,6 +314,7 @@ class PgWorkerStore:
             await endings.owe_card(connection, run, "halt", str(run.halts), now)
             if closing.alert is not None:
                 await endings.owe_alert(connection, run.id, closing.alert, now)
+        self._kept.drop(fence.run_id)
 
     async def fail(
         self,
@@ -314,6 +334,7 @@ class PgWorkerStore:
             )
             if failed is None:
                 raise ClaimLost(fence.run_id)
+        self._kept.drop(fence.run_id)
 
     async def _fenced(self, connection: "Connection", fence: Fence, batch: Batch, seen_news: int) -> None:
         """Begin a longer move: add *batch* under the fence, if there is no news and nobody asked to stop."""

@@ -1,5 +1,5 @@
--- name: load_run(run_id, claim_token, now)
--- Everything the next act depends on, as one snapshot; with $2 only while that claim holds. No row: no such run, or
+-- name: load_run(run_id, claim_token, now, after)
+-- Everything the next act depends on, as one snapshot, but the first $4 messages; with $2 only while that claim holds. No row: no such run, or
 -- the claim is lost. The conversation comes as parallel arrays, which decode fastest at a thousand messages.
 select to_json(r) as run, m.seqs, m.bodies, m.raws, m.answers_seqs, m.answers_positions,
        (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.number), '[]')
@@ -15,7 +15,8 @@ from runs r
 left join lateral (
     select array_agg(o.seq) as seqs, array_agg(o.body) as bodies, array_agg(o.raw) as raws,
            array_agg(o.answers_seq) as answers_seqs, array_agg(o.answers_position) as answers_positions
-    from (select seq, body, raw, answers_seq, answers_position from messages where run_id = $1 order by seq) o
+    from (select seq, body, raw, answers_seq, answers_position from messages where run_id = $1 and seq >= $4::integer
+          order by seq) o
 ) m on true
 where r.id = $1 and ($2::uuid is null or (r.claim_token = $2 and r.state = 'running'));
 

@@ -176,7 +176,11 @@ async def drained(opened: Subject, agent: Agent, model: Any, clients: int, runs:
 
     rationed: Any = Rationed(opened, runs)
     worker = Worker(
-        opened.worker_id, rationed, lambda fence: opened.loop(fence, agent, model, Ending), SystemClock(), capacity=clients
+        opened.worker_id,
+        rationed,
+        lambda fence: opened.loop(fence, agent, model, Ending),
+        SystemClock(),
+        capacity=clients,
     )
     task = asyncio.create_task(worker.run())
     await over.wait()
