@@ -15,7 +15,7 @@ from slack_bolt.async_app import AsyncApp
 from slack_bolt.authorization import AuthorizeResult
 
 from bot.homes import Homes
-from bot.listeners import actions, commands, events, views
+from bot.listeners import actions, commands, events, others, views
 from bot.listeners import examples as examples_
 from bot.listeners.service import COMMIT_WITHIN_S, InFlight, Service
 from bot.slack import Installation, web_client
@@ -97,6 +97,7 @@ def build_app(
     actions.register(app, service)
     commands.register(app, service)
     views.register(app, service)
+    others.register(app, service)
     return app
 
 

@@ -85,6 +85,7 @@ NOT_SERVED = (
 )
 ASKED_IN_MESSAGES = "Asked. Atlas answers in your direct messages with it."
 NO_RUNS = "You have no runs yet. Ask Atlas for something: mention it in a channel, or write it a direct message."
+UNKNOWN_COMMAND = "Atlas has no such command. /atlas help lists what it has."
 UNKNOWN_BUTTON = "This button belongs to an older version of Atlas. Write to Atlas again, please."
 
 

@@ -164,6 +164,11 @@ class Engine:
             self.room.adopt(decided.claimed)
         return decided
 
+    async def refuse_unreadable(self, actor: Actor, act: str) -> None:
+        """Put an attempt on record that names no suspension at all. Raises: StoreUnavailable (do not ack)."""
+        bare = Clicker(actor.user_id, actor.via, None)
+        await self.desk.refuse("", bare, act, Refusal.UNKNOWN, "what was pressed names no request")
+
     def _verdict(
         self, suspension: Suspension, run: Run, clicker: Clicker, *, approve: bool, editing: bool
     ) -> Refusal | None:

@@ -14,7 +14,7 @@ from bot import texts
 from bot.blocks.edit_form import can_be_edited, edit_form
 from bot.blocks.modals import decline_form, details, loading, told
 from bot.blocks.offers import EXAMPLE
-from bot.listeners.service import NotCommitted, Press, Service, actor_of, read_press, whisper
+from bot.listeners.service import NotCommitted, Press, Service, read_press, whisper
 from bot.slack import CALL_ERRORS, read_failure
 from core.approvals import Refusal, Via
 from core.ports import Decided
@@ -29,12 +29,13 @@ def register(app: AsyncApp, service: Service) -> None:
     async def decide(args: AsyncArgs, *, approve: bool) -> None:
         press = _press(args)
         if press is None or not press.suspension_id:
+            await service.refuse_unreadable(args.body, _via(args), "approve" if approve else "decline")
             await args.ack()
             await whisper(args, (texts.BUTTON_UNREADABLE,))
             return
         async with service.committing():
             decided = await service.engine.decide(
-                actor_of(args.body, _via(args)),
+                service.actor(args.body, _via(args)),
                 press.suspension_id,
                 press.token,
                 approve=approve,
@@ -111,7 +112,7 @@ def register(app: AsyncApp, service: Service) -> None:
             return
         async with service.committing():
             continued = await service.engine.continue_run(
-                actor_of(args.body, _via(args)), press.run_id, press.halt_number
+                service.actor(args.body, _via(args)), press.run_id, press.halt_number
             )
         await args.ack()
         service.moved()
@@ -127,7 +128,7 @@ def register(app: AsyncApp, service: Service) -> None:
             await whisper(args, (texts.BUTTON_UNREADABLE,))
             return
         async with service.committing():
-            stopped = await service.engine.stop_run(actor_of(args.body, _via(args)), press.run_id)
+            stopped = await service.engine.stop_run(service.actor(args.body, _via(args)), press.run_id)
         await args.ack()
         service.moved()
         if stopped.how != "halted":
@@ -142,7 +143,7 @@ def register(app: AsyncApp, service: Service) -> None:
             await whisper(args, (texts.BUTTON_UNREADABLE,))
             return
         async with service.committing():
-            done = await service.engine.acknowledge(actor_of(args.body, _via(args)), press.alert)
+            done = await service.engine.acknowledge(service.actor(args.body, _via(args)), press.alert)
         await args.ack()
         service.moved()
         if done is None or done.refused:
@@ -189,7 +190,7 @@ def _via(args: AsyncArgs) -> Via:
 async def _redraw(args: AsyncArgs, service: Service) -> None:
     """Draw the Home anew on which a button was pressed."""
     if _via(args) is Via.HOME:
-        actor = actor_of(args.body, Via.HOME)
+        actor = service.actor(args.body, Via.HOME)
         await service.homes.opened(actor.team_id, actor.user_id)
 
 
@@ -205,7 +206,7 @@ async def page_of(service: Service, args: AsyncArgs, press: Press, page: int) ->
     except NotCommitted as error:
         log.warning("details of %s: %s", press.suspension_id, error)
         return told(("Atlas could not read the details just now. Please press Details again.",))
-    actor = actor_of(args.body, Via.BUTTON)
+    actor = service.actor(args.body, Via.BUTTON)
     if found is None or found[1].team_id != actor.team_id:
         return told(service.refusal(Decided(Refusal.UNKNOWN, None, None)))
     suspension, run, expired = found
@@ -223,7 +224,7 @@ async def edit_page(service: Service, args: AsyncArgs, press: Press) -> dict[str
     except NotCommitted as error:
         log.warning("editing %s: %s", press.suspension_id, error)
         return told(("Atlas could not read the request just now. Please press Edit again.",))
-    if found is None or found[1].team_id != actor_of(args.body, Via.BUTTON).team_id:
+    if found is None or found[1].team_id != service.actor(args.body, Via.BUTTON).team_id:
         return told(service.refusal(Decided(Refusal.UNKNOWN, None, None)))
     suspension, run, expired = found
     if suspension.status is not SuspensionStatus.OPEN:

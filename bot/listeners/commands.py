@@ -12,7 +12,7 @@ from slack_bolt.kwargs_injection.async_args import AsyncArgs
 from bot import texts
 from bot.blocks.offers import offers
 from bot.lines import Line, clip, unescape, visible
-from bot.listeners.service import Service, actor_of, whisper, whisper_lines
+from bot.listeners.service import Service, whisper, whisper_lines
 from core.approvals import Via
 from core.errors import CouldNotCheck, StoreUnavailable
 from core.words import Command, command_of
@@ -45,7 +45,7 @@ def register(app: AsyncApp, service: Service) -> None:
 
 
 async def _move(args: AsyncArgs, service: Service, command: Command) -> None:
-    actor = actor_of(args.body, Via.COMMAND)
+    actor = service.actor(args.body, Via.COMMAND)
     run_id = command.argument or None
     async with service.committing():
         if command.name == "stop":
@@ -60,7 +60,7 @@ async def _move(args: AsyncArgs, service: Service, command: Command) -> None:
 
 
 async def _read(args: AsyncArgs, service: Service, command: Command | None, text: str) -> Sequence[Line]:
-    actor = actor_of(args.body, Via.COMMAND)
+    actor = service.actor(args.body, Via.COMMAND)
     if command is None:
         unknown: Line = (f"Atlas has no command “{clip(visible(text), 100)}”.",)
         return [unknown, *texts.help_lines(service.examples)]

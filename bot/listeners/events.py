@@ -15,7 +15,8 @@ from slack_bolt.kwargs_injection.async_args import AsyncArgs
 from slack_bolt.response import BoltResponse
 
 from bot.lines import unescape
-from bot.listeners.service import NotCommitted, Service
+from bot.listeners.service import NotCommitted, Service, team_of
+from bot.slack import Installation
 from bot.texts import Texts
 from core.errors import StoreUnavailable
 from core.ports import InboundEvent, Inbox
@@ -26,8 +27,8 @@ log = logging.getLogger("atlas.events")
 SUBTYPES = frozenset({None, "file_share", "thread_broadcast"})
 
 
-def inbound(body: dict[str, Any], bot_user_id: str) -> InboundEvent | None:
-    """Return the event as the inbox stores it; None: it is not somebody asking Atlas.
+def inbound(body: dict[str, Any], ours: Installation) -> InboundEvent | str | None:
+    """Return the event as the inbox stores it, why it is not taken, or None: it is none that asks Atlas.
 
     Source: Slack, event wrapper, app_mention and message.im (a mention inside a DM arrives as message.im).
     """
@@ -38,22 +39,25 @@ def inbound(body: dict[str, Any], bot_user_id: str) -> InboundEvent | None:
     direct = kind == "message" and event.get("channel_type") == "im"
     if not (kind == "app_mention" or direct):
         return None
-    if event.get("subtype") not in SUBTYPES or event.get("bot_id") or event.get("hidden"):
-        return None
     user, channel, ts = event.get("user"), event.get("channel"), event.get("ts")
-    team = body.get("team_id") or event.get("team") or body.get("enterprise_id")
-    event_id = body.get("event_id")
-    if not (user and channel and ts and team and event_id) or user == bot_user_id:
-        return None
+    team, event_id = team_of(body, ours), body.get("event_id")
+    if event.get("subtype") not in SUBTYPES or event.get("hidden"):
+        return f"subtype {str(event.get('subtype'))[:60]}"
+    if event.get("bot_id") or user == ours.bot_user_id:
+        return "written by a bot"
+    if team is None:
+        return f"of another team ({str(body.get('team_id'))[:30]})"
+    if not (user and channel and ts and event_id):
+        return "without a writer, a place or an id"
     return InboundEvent(
         event_id=str(event_id),
         kind="direct" if direct else "mention",
-        team_id=str(team),
+        team_id=team,
         channel_id=str(channel),
         ts=str(ts),
         thread_ts=str(event.get("thread_ts") or ts),
         user_id=str(user),
-        text=typed(str(event.get("text") or ""), bot_user_id),
+        text=typed(str(event.get("text") or ""), ours.bot_user_id),
         # The verification token is a deprecated secret of Slack's; nobody needs it in the store.
         payload={key: value for key, value in body.items() if key != "token"},
     )
@@ -87,8 +91,10 @@ def register(
     message of this channel and thread was stored."""
 
     async def keep(body: dict[str, Any], next_: Callable[[], Awaitable[None]]) -> BoltResponse | None:
-        event = inbound(body, service.installation.bot_user_id)
-        if event is None:
+        event = inbound(body, service.installation)
+        if not isinstance(event, InboundEvent):
+            if event is not None:
+                log.info("event %s is not taken: %s", body.get("event_id"), event)
             await next_()
             return None
         async with service.in_flight.one():
@@ -109,8 +115,8 @@ def register(
     @service.listener
     async def home_opened(args: AsyncArgs) -> None:
         event = args.body.get("event") or {}
-        team_id, user_id = str(args.body.get("team_id") or ""), str(event.get("user") or "")
-        if not user_id:
+        team_id, user_id = team_of(args.body, service.installation), str(event.get("user") or "")
+        if team_id is None or not user_id:
             return
         if event.get("tab") == "home":
             await service.homes.opened(team_id, user_id)

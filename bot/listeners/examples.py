@@ -15,7 +15,7 @@ from slack_bolt.kwargs_injection.async_args import AsyncArgs
 
 from bot import texts
 from bot.blocks.offers import EXAMPLE, chosen
-from bot.listeners.service import NotCommitted, Service, actor_of, whisper
+from bot.listeners.service import NotCommitted, Service, whisper
 from bot.slack import CALL_ERRORS, read_failure
 from core.approvals import Via
 from core.engine import Actor
@@ -30,7 +30,7 @@ def register(app: AsyncApp, service: Service, inbox: Inbox, arrived: Callable[[]
 
     @service.listener
     async def ask(args: AsyncArgs) -> None:
-        actor = actor_of(args.body, Via.BUTTON)
+        actor = service.actor(args.body, Via.BUTTON)
         (action, *_) = args.body.get("actions") or [{}]
         example = chosen(action.get("value"), service.examples)
         if example is None:

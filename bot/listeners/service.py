@@ -128,6 +128,19 @@ def actor_of(body: dict[str, Any], via: Via) -> Actor:
     return Actor(str(team_id), str(user_id), via)
 
 
+def team_of(body: dict[str, Any], ours: Installation) -> str | None:
+    """Return the installing team's id for an event that Slack sent to this installation; None: it is another team's.
+
+    In a shared channel ``team_id`` may be the other company's, and on Grid another workspace's of the same company.
+    Source: Slack, event wrapper: ``context_team_id`` and ``authorizations`` say through which team the app hears it.
+    """
+    heard_by = [body, *(it for it in body.get("authorizations") or [] if isinstance(it, dict))]
+    teams = {it.get(key) for it in heard_by for key in ("team_id", "context_team_id")}
+    companies = {it.get(key) for it in heard_by for key in ("enterprise_id", "context_enterprise_id")}
+    same_company = ours.enterprise_id is not None and ours.enterprise_id in companies
+    return ours.team_id if ours.team_id in teams or same_company else None
+
+
 @dataclass
 class Service:
     """What listeners work with. *moved* is called after an act was recorded: deliver what is owed, work what is due."""
@@ -145,6 +158,20 @@ class Service:
     def around(self) -> Surroundings:
         """What rendering needs to know of the workspace."""
         return Surroundings(self.installation.url, self.groups())
+
+    def actor(self, body: dict[str, Any], via: Via) -> Actor:
+        """Return who acts, by the ids under which runs are kept: on Grid the whole company is the installing team."""
+        actor = actor_of(body, via)
+        ours = self.installation
+        company = (body.get("enterprise") or {}).get("id") or body.get("enterprise_id")
+        if ours.enterprise_id is not None and ours.enterprise_id in (company, actor.team_id):
+            return Actor(ours.team_id, actor.user_id, via)
+        return actor
+
+    async def refuse_unreadable(self, body: dict[str, Any], via: Via, act: str) -> None:
+        """Put on record that somebody tried *act* with a value that names nothing. Raises: NotCommitted."""
+        async with self.committing():
+            await self.engine.refuse_unreadable(self.actor(body, via), act)
 
     def listener(self, work: Listener) -> Callable[..., Awaitable[None]]:
         """Return *work* as Bolt calls it: counted, and not acked when nothing was committed."""

@@ -13,7 +13,7 @@ from bot import texts
 from bot.blocks.edit_form import EDIT, read_form
 from bot.blocks.modals import DECLINE, DETAILS_APPROVE, DETAILS_NEXT, REASON_BLOCK, REASON_INPUT, REASON_LIMIT, told
 from bot.listeners.actions import page_of
-from bot.listeners.service import Service, actor_of, read_press
+from bot.listeners.service import Service, read_press
 from core.approvals import Via
 
 
@@ -23,11 +23,12 @@ def register(app: AsyncApp, service: Service) -> None:
     async def decide(args: AsyncArgs, *, approve: bool, reason: str | None = None) -> None:
         press = read_press(args.body["view"].get("private_metadata"))
         if press is None or not press.suspension_id:
+            await service.refuse_unreadable(args.body, Via.MODAL, "approve" if approve else "decline")
             await args.ack(response_action="update", view=told((texts.BUTTON_UNREADABLE,)))
             return
         async with service.committing():
             decided = await service.engine.decide(
-                actor_of(args.body, Via.MODAL),
+                service.actor(args.body, Via.MODAL),
                 press.suspension_id,
                 press.token,
                 approve=approve,
@@ -53,6 +54,7 @@ def register(app: AsyncApp, service: Service) -> None:
         view = args.body["view"]
         press = read_press(view.get("private_metadata"))
         if press is None or not press.suspension_id:
+            await service.refuse_unreadable(args.body, Via.MODAL, "edit")
             await args.ack(response_action="update", view=told((texts.BUTTON_UNREADABLE,)))
             return
         async with service.committing():
@@ -66,7 +68,7 @@ def register(app: AsyncApp, service: Service) -> None:
                 await args.ack(response_action="errors", errors=errors)
                 return
             decided = await service.engine.edit(
-                actor_of(args.body, Via.MODAL), press.suspension_id, press.token, arguments
+                service.actor(args.body, Via.MODAL), press.suspension_id, press.token, arguments
             )
         if decided.refusal is not None:
             await args.ack(response_action="update", view=told(service.refusal(decided)))
