@@ -29,7 +29,7 @@ demo: $(READY) ## a workspace in the browser, with no account, database or model
 	@$(BIN)/python -m bot demo $(ARGS)
 
 test: $(READY) ## all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 lint: $(READY) ## format, lint, types, imports
 	$(BIN)/ruff format --check

@@ -2,7 +2,7 @@
 
 Decides: which adapters serve which port, and the order of start and stop. Does not: hold rules. The failure it can
 cause: stopping in the wrong order loses grace (events acked after the drain stopped, runs cut before they are given
-back); so ``Process.stop`` names its order.
+back); so ``Replica.stop`` names its order.
 """
 
 import asyncio
@@ -101,8 +101,8 @@ def now_utc() -> datetime:
     return datetime.now(UTC)
 
 
-class Process:
-    """Everything that one process of Atlas runs. *role*: "all", "bot" (listeners, delivery) or "worker" (runs)."""
+class Replica:
+    """One process of Atlas, and everything that it runs. *role*: "all", "bot" (listeners, delivery) or "worker" (runs)."""
 
     def __init__(self, settings: Settings, opened: Stores, installation: Installation, session: Any, role: str) -> None:
         self.settings = settings
@@ -358,8 +358,8 @@ class Process:
 
 
 @asynccontextmanager
-async def process(settings: Settings, role: str) -> AsyncIterator[Process]:
-    """Lend a process that is put together and not started. Raises: Misconfigured, StoreUnavailable."""
+async def replica(settings: Settings, role: str) -> AsyncIterator[Replica]:
+    """Lend a replica that is put together and not started. Raises: Misconfigured, StoreUnavailable."""
     async with AsyncExitStack() as stack:
         agent = load_agent(settings.agent)
         load_model(agent, settings.model)  # before anything is opened: the likeliest mistake
@@ -378,7 +378,7 @@ async def process(settings: Settings, role: str) -> AsyncIterator[Process]:
             verdict = await examine_policies(agent, client, SlackDirectory(client, installation, SystemClock()))
             if verdict.problems:
                 raise Misconfigured([f"ATLAS_AGENT={settings.agent}: {problem}" for problem in verdict.problems])
-        yield Process(settings, opened, installation, session, role)
+        yield Replica(settings, opened, installation, session, role)
 
 
 async def refused_app_token(settings: Settings, client: Any) -> None:
@@ -400,7 +400,7 @@ async def serve(settings: Settings, role: str = "all") -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    async with process(settings, role) as running:
+    async with replica(settings, role) as running:
         try:
             try:
                 address = await running.start()
@@ -432,7 +432,7 @@ async def work_alone(settings: Settings, run_id: str) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
-    async with process(settings, "alone") as running:
+    async with replica(settings, "alone") as running:
         await running.heartbeat.beat()
         beating = asyncio.create_task(running.heartbeat.run())
         try:

@@ -17,7 +17,7 @@ import pytest
 from bot.settings import read_settings
 from bot.simulator import Simulator
 from bot.simulator.workspace import ATLAS_OPS, MARCUS, OSKAR, RITA, SALES_DESK, VERA
-from bot.wiring import Process, process
+from bot.wiring import Replica, replica
 from tests.integration import policies_agent
 from tests.integration.slack_stage import MANIFEST, until
 
@@ -29,7 +29,7 @@ class Desk:
     """A workspace with Atlas at work in it."""
 
     slack: Simulator
-    atlas: Process
+    atlas: Replica
     pool: "asyncpg.Pool[asyncpg.Record]"
 
     async def ask(self, text: str, user: str = RITA) -> Message:
@@ -82,7 +82,7 @@ class Desk:
 @asynccontextmanager
 async def serving(
     database: str, directory: Path, slack: Simulator, agent: str = "tests.integration.policies_agent:agent"
-) -> AsyncIterator[Process]:
+) -> AsyncIterator[Replica]:
     """Serve an agent of the tests from this process."""
     settings = read_settings(
         {
@@ -98,7 +98,7 @@ async def serving(
             "ATLAS_EXPIRE_EVERY_S": "0.5",
         }
     )
-    async with process(settings, "all") as atlas:
+    async with replica(settings, "all") as atlas:
         try:
             await atlas.start()
             yield atlas

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 import core
 from bot import cli
 from bot.settings import NAMES
-from bot.wiring import Process
+from bot.wiring import Replica
 from core.run import FailReason, HaltReason, diagram
 
 REPOSITORY = Path(__file__).parents[2]
@@ -126,7 +126,7 @@ def test_every_reason_for_an_end_is_documented() -> None:
 
 
 def test_every_metric_is_documented_and_no_other() -> None:
-    source = inspect.getsource(Process.metrics)
+    source = inspect.getsource(Replica.metrics)
     found = set(re.findall(r"\"([a-z_]+)\":", source)) | set(re.findall(r"f'([a-z_]+)\{", source))
     found |= set(re.findall(r"figures\[\"([a-z_]+)\"\]", source))
     documented = {name.partition("{")[0] for name in rows("docs/operating.md", "Health and metrics")} - {"metric"}

@@ -63,7 +63,9 @@ def test_every_folder_of_code_is_a_package() -> None:
 
 def test_no_folder_of_tests_shadows_a_package() -> None:
     assert [
-        str(place) for place in (REPOSITORY / "tests").rglob("*") if place.is_dir() and place.name in PACKAGES
+        str(place)
+        for place in (REPOSITORY / "tests").rglob("*")
+        if place.is_dir() and place.name in PACKAGES and "node_modules" not in place.parts
     ] == []
 
 
