@@ -94,6 +94,7 @@ PROGRESS_EVERY_S = 1.0
 HOMES_EVERY_S = 2.0
 REMIND_EVERY_S = 10.0
 RETENTION_EVERY_S = 3600.0
+GROUPS_EVERY_S = 300.0
 
 
 def now_utc() -> datetime:
@@ -264,6 +265,8 @@ class Replica:
             self.schedule.every(DELIVER_EVERY_S, "update messages", UpdateMessages(self.delivery).run_once)
             self.schedule.every(HOMES_EVERY_S, "refresh homes", self.homes.run_once)
             self.schedule.every(PROGRESS_EVERY_S, "refresh progress", self._refresh_progress)
+            # A card can mention, and so notify, only a group whose id is known.
+            self.schedule.every(GROUPS_EVERY_S, "learn user groups", self.directory.learn_groups)
 
     async def _refresh_progress(self) -> None:
         if await self.stores.outbox.refresh_progress(50, PROGRESS_EVERY_S):

@@ -13,16 +13,19 @@ from slack_sdk.models.blocks import Block as SdkBlock
 
 from bot.blocks.lint import lint
 from bot.simulator.workspace import ATLAS_OPS, DEALS, MARCUS, OSKAR, RANDOM, RITA, SALES_DESK, VERA
+from bot.texts import Texts
+from bot.wiring import SystemNames
 from core.approvals import Via
 from core.engine import Actor
 from core.errors import CouldNotCheck
+from core.mail import Drain
 from core.ports import Alert, Batch, Closing
 from core.run import SuspensionKind, SuspensionStatus
 from core.tools import Approval, UserGroup
 from jobs.remind import Remind
 from storage import endings
 from storage.maintenance import PgMaintenance
-from tests.integration.slack_stage import PREVIEW, Stage, connected, stage, until
+from tests.integration.slack_stage import PREVIEW, RealClock, Stage, connected, stage, until
 
 
 @pytest.fixture
@@ -401,6 +404,27 @@ async def test_without_operators_the_members_of_the_alert_channel_take_alerts_up
         await press(on, MARCUS, alert, "acknowledge", ATLAS_OPS)
         await on.deliver()
         assert pressable(only(on, place)) == set()
+
+
+async def test_a_message_that_could_not_be_handled_is_alerted_with_its_writer_and_place(on: Stage) -> None:
+    """Slack cannot say who wrote it for over five minutes: given up, its thread is told, and the operators why."""
+    message = await on.slack.post_as(VERA, SALES_DESK, "<@U0ATLAS0001> hello")
+    await until(lambda: on.pool.fetchval("select count(*) = 1 from inbox"))
+    on.slack.faults.add("http_error", "users.info", times=None)
+    drain = Drain(on.engine, on.desk, on.directory, Texts(), RealClock(), SystemNames(), {})
+    for _ in range(5):
+        await drain.once()
+        on.time.advance(100)
+    await on.deliver()
+    (place,) = [row["place"] for row in await on.pool.fetch("select place from outbox where kind = 'alert'")]
+    shown = seen(only(on, place))
+    assert "It failed 4 times in 5 minutes, last: could not check person" in shown
+    assert f"Written by <@{VERA}>" in shown
+    assert f"archives/{SALES_DESK}/p{message['ts'].replace('.', '')}" in shown
+    assert "may write the message again" in shown
+    assert pressable(only(on, place)) == {"acknowledge"}
+    told = str(on.slack.bot_messages(SALES_DESK, message["ts"]))
+    assert "please write it again later" in told
 
 
 async def test_an_acknowledgement_that_cannot_be_checked_changes_nothing(on: Stage) -> None:

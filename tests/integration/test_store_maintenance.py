@@ -10,6 +10,7 @@ from core.conversation import CallKey
 from core.errors import ClaimLost, InvariantBroken, StoreUnavailable
 from core.ports import Batch, Closing, Outcome
 from core.run import ActionState, HaltReason, RunState, SuspensionStatus
+from jobs.remind import BATCH, Remind
 from storage.database import open_pool
 from storage.maintenance import PgMaintenance
 from tests.integration.storeworld import DEADLINE_S, World, an_action, an_ask, clicker, result, turn, world_on
@@ -269,6 +270,16 @@ async def test_nobody_is_reminded_of_what_is_decided(world: World) -> None:
     await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=False)
     assert await world.upkeep.to_remind(300) == []
     assert await world.upkeep.remind(ask.id) == 0
+
+
+async def test_a_crowd_is_reminded_of_in_one_round(world: World) -> None:
+    asks = [(await world.suspended())[1][0] for _ in range(BATCH + 3)]
+    for ask in asks:
+        await posted(world, f"card:{ask.id}")
+    world.pass_time(1600)
+    assert await Remind(world.upkeep).run_once() == len(asks)
+    assert await Remind(world.upkeep).run_once() == 0
+    assert await world.value("select count(*) from outbox where place like '%:reminder'") == len(asks)
 
 
 # ---- retention -----------------------------------------------------------------------------------------------------
