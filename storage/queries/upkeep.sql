@@ -127,6 +127,10 @@ with old as (
       and not exists (select from actions a where a.run_id = runs.id and a.state in ('unknown', 'intended'))
     order by ended_at limit $2
     for update skip locked
+), unsaid as (
+    delete from messages using old where messages.run_id = old.id
+), untraced as (
+    delete from trace using old where trace.run_id = old.id
 )
 delete from runs using old where runs.id = old.id returning runs.id;
 
