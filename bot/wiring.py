@@ -103,7 +103,7 @@ def now_utc() -> datetime:
 
 
 class Replica:
-    """One process of Atlas, and everything that it runs. *role*: "all", "bot" (listeners, delivery) or "worker" (runs)."""
+    """One process of Atlas and what it runs. *role*: "all", "bot" (listeners, delivery) or "worker" (runs)."""
 
     def __init__(self, settings: Settings, opened: Stores, installation: Installation, session: Any, role: str) -> None:
         self.settings = settings

@@ -20,7 +20,7 @@ from bot.settings import read_settings
 from bot.simulator import Simulator
 from bot.simulator.workspace import DEALS, DORA, MARCUS, OSKAR, RANDOM, RITA, VERA
 from bot.slack import identify, web_client, web_session
-from bot.wiring import process
+from bot.wiring import replica
 from core.agent import Agent
 from core.errors import CouldNotCheck, Misconfigured
 from core.tools import Approval, Preview, Scope, ScopeResolver, Tool, ToolContext, User, UserGroup
@@ -160,7 +160,7 @@ async def test_the_start_stops_and_the_doctor_says_the_same(
         }
     )
     with pytest.raises(Misconfigured) as stopped:
-        async with process(settings, "all"):
+        async with replica(settings, "all"):
             pytest.fail("it started")
     words = " ".join(stopped.value.problems)
     assert "no user group @nobody-knows" in words
