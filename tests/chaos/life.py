@@ -137,7 +137,6 @@ class Life:
         installation = await identify(client)
         loop.watching = True
         self.pool = await open_pool(setting.dsn, size=6)
-        self.pulse = await asyncpg.connect(setting.dsn)
         now = self.clock.now
         self.upkeep = PgMaintenance(self.pool, now=now)
         self.worker_store = stage.port("WorkerStore", PgWorkerStore(self.pool, now=now))
@@ -177,7 +176,7 @@ class Life:
 
     async def register(self) -> None:
         """Write this process's row, saying whether its session lock is held."""
-        held = await self.upkeep.hold_lock(self.pulse, self.lock_key)
+        held = await self.upkeep.hold_lock(self.eye, self.lock_key)
         role = "alone" if self.role == "alone" else "worker"
         await self.upkeep.register(self.worker_id, "here", os.getpid(), role, self.lock_key, holds_lock=held)
 

@@ -46,6 +46,8 @@ from tests.chaos.series import (
 from tests.chaos.theatre import Report
 
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+# When time is limited: by when single faults, then pairs of kills, come to their end.
+SINGLE, TWICE = 0.7, 0.85
 # A clean shutdown is tried at every boundary of these.
 DEPLOYED = ("read", "write without approval", "approved", "two writes")
 # Targets that honour keys: what comes back may resend the one request that was in flight.
@@ -158,27 +160,28 @@ def main() -> int:
     parser.add_argument("--side-by-side", type=int, default=2, help="cases at once")
     parser.add_argument("--write", type=Path, help="put the figures between the marks of this file")
     asked = parser.parse_args()
-    until = time.monotonic() + asked.seconds if asked.seconds else None
+    began = time.monotonic()
     names = asked.scenario or [scenario.name for scenario in SCENARIOS]
     with server() as (dsn, template):
-        fault_free = play_all(dsn, template, [(name, ()) for name in names], side_by_side=asked.side_by_side)
+
+        def played(cases: list[Case], share: float = 1.0) -> list[Report]:
+            until = began + asked.seconds * share if asked.seconds else None
+            told = Progress(len(cases))
+            return play_all(dsn, template, cases, side_by_side=asked.side_by_side, until=until, told=told)
+
+        fault_free = played([(name, ()) for name in names])
         cases = [case for case in cases_of(fault_free) if asked.only is None or asked.only in str(case[1][0])]
-        every = cases
         cases = part(cases, asked.seed) if asked.part else in_order(cases, asked.seed)
-        told = Progress(len(cases))
-        reports = play_all(dsn, template, cases, side_by_side=asked.side_by_side, until=until, told=told)
-        pairs = (
-            []
-            if asked.part or asked.only
-            else in_order(pairs_of(r for r in reports if r.scenario in PAIRED), asked.seed)
-        )
-        told = Progress(len(pairs))
-        reports += play_all(dsn, template, pairs, side_by_side=asked.side_by_side, until=until, told=told)
-        late: list[Case] = [] if asked.part or asked.only else in_order(frozen_cases(fault_free), asked.seed)
-        crowds: list[Case] = [] if asked.scenario else [(crowd.name, ()) for crowd in CROWDS]
-        told = Progress(len(late) + len(crowds))
-        reports += play_all(dsn, template, [*crowds, *late], side_by_side=asked.side_by_side, until=until, told=told)
-    rows = rows_of(fault_free, [*(every if asked.part is None else cases), *pairs, *late, *crowds], reports)
+        reports = played(cases, SINGLE)
+        more: list[Case] = [] if asked.scenario else [(crowd.name, ()) for crowd in CROWDS]
+        if not (asked.part or asked.only):
+            pairs = in_order(pairs_of(r for r in reports if r.scenario in PAIRED), asked.seed)
+            reports += played(pairs, TWICE)
+            cases += pairs
+            more += in_order(frozen_cases(fault_free), asked.seed)
+        reports += played(more)
+        cases += more
+    rows = rows_of(fault_free, cases, reports)
     wrong = [line for row in rows for line in row.wrong]
     wrong += [f"{report.scenario}: no fault: {line}" for report in fault_free for line in report.wrong]
     if not asked.scenario:

@@ -39,8 +39,19 @@ CASE_S = 180.0
 # ---- what there is to try --------------------------------------------------------------------------------------------
 
 
+# Nothing outside differs before, during and after these: a kill there is tried once.
+READS = frozenset({
+    "WorkerStore.load", "WorkerStore.to_be_alone", "WorkerStore.claims_of", "Desk.live_run", "Desk.last_ended",
+    "Desk.suspension", "Desk.run", "Desk.runs", "Desk.thread_runs", "Desk.pending", "Desk.show",
+    "Outbox.render_inputs", "Outbox.current_version", "Upkeep.to_remind",
+})  # fmt: skip
+# After the last call of somebody's request comes its acknowledgement; after any other comes the next call, and "after"
+# the one is "before" the other.
+ACKED = ("Desk.", "Inbox.", "Upkeep.")
+
+
 def points_of(calls: Iterable[Call], faults: Sequence[str] = ("kill", "cut")) -> list[Point]:
-    """Return every fault at every boundary of a run that made *calls*."""
+    """Return every fault at every boundary of a run that made *calls*, each state of the world outside once."""
     return [point for call in calls for fault in faults for point in _points(call, fault)]
 
 
@@ -49,19 +60,22 @@ def _points(call: Call, fault: str) -> Iterator[Point]:
         return Point(call.name, call.number, phase, fault, send)
 
     yield at("before")
+    looks = call.name in READS or (not call.name.startswith(STORES) and call.name not in EFFECTS)
+    if looks and (fault != "cut" or call.name in INSTANT):
+        return
     if call.name.startswith(STORES):
-        if call.sends >= 3:
+        if call.sends >= 3 and not looks:
             yield at("midway", (call.sends + 1) // 2)
         if call.sends:
+            # The statement, or the commit, was sent; its answer has not come.
             yield at("during", call.sends)
-    elif call.name not in INSTANT:
-        # A request's effect took place, its answer is not here. For a question nothing differs from "after", except
-        # that a cut connection takes its answer away.
-        if call.name in EFFECTS or fault == "cut":
-            yield at("during")
+    else:
+        # A request took effect, its answer is lost; a question's answer is lost.
+        yield at("during")
         if call.name == "Tool.execute":
             yield at("late")
-    yield at("after")
+    if call.name.startswith(ACKED) or (call.name in EFFECTS and fault == "cut"):
+        yield at("after")
 
 
 def _methods(port: str, protocol: type) -> set[str]:
@@ -135,11 +149,6 @@ Case = tuple[str, tuple[Point, ...]]
 
 
 # Cloning copies some 300 files, which costs more than a case; a clone is emptied between cases instead.
-_EMPTY = """
-    delete from runs; delete from inbox; delete from outbox; delete from audit; delete from pace;
-    delete from workers; delete from watched;
-"""
-_GONE_S = 20.0
 
 
 async def _clone(dsn: str, template: str, name: str) -> str:
@@ -154,26 +163,10 @@ async def _clone(dsn: str, template: str, name: str) -> str:
     return clone
 
 
-async def _empty(dsn: str) -> None:
-    """Empty a clone once nobody is connected to it any more."""
-    opened = await asyncpg.connect(dsn)
-    try:
-        async with asyncio.timeout(_GONE_S):
-            while await opened.fetchval(
-                "select count(*) from pg_stat_activity"
-                " where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"
-            ):
-                await asyncio.sleep(0.002)
-        await opened.execute(_EMPTY)
-    finally:
-        await opened.close()
-
-
 async def _played(dsn: str, case: Case) -> Report:
     scenario, plan = case
     try:
         async with asyncio.timeout(CASE_S):
-            await _empty(dsn)
             return await play(dsn, BY_NAME[scenario], plan)
     except Exception as error:  # noqa: BLE001  whatever breaks a case is what came of it
         why = "".join(traceback.format_exception(error)[-3:])
@@ -204,7 +197,7 @@ def play_all(
     lines: dict[Any, Any] = {}
     for _ in range(min(side_by_side, len(cases))):
         ours, its = forks.Pipe()
-        process = forks.Process(target=_run_cases, args=(its, dsn, template))
+        process = forks.Process(target=_run_cases, args=(its, dsn, template), daemon=True)
         process.start()
         its.close()
         lines[ours] = process

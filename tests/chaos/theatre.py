@@ -6,16 +6,14 @@ real people do not give would hide a run that hangs; so everything here is a cli
 """
 
 import asyncio
-import gc
-import json
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -26,18 +24,19 @@ import asyncpg
 from bot.simulator import Simulator
 from bot.simulator.workspace import MARCUS, RITA, SALES_DESK
 from core.approvals import Clicker, Person, Via
+from core.next_act import next_act
 from core.run import Run, RunState, Suspension, SuspensionKind
 from core.tools import Limits, User, UserGroup
 from storage.desk_store import PgDesk
 from tests.chaos.boundary import Call, Point, calls_of, read_log
 from tests.chaos.clock import SharedClock
-from tests.chaos.life import ALERTS, LEASE_S, LIFETIME_S, Setting, live
+from tests.chaos.life import ALERTS, LEASE_S, LIFETIME_S, Setting
+from tests.chaos.processes import Broke, Process, fork
 from tests.chaos.target import NEEDS_APPROVAL, Target, Turn
 from tests.invariants import Effect, violations
 
 # A killed process is noticed by its free lock and a beat this old, or by its lease.
 QUICK_S = 4.5
-ANSWER_S = 60.0
 MOST_ATTEMPTS = 12
 MOST_ALONE = 60
 _numbers = count(1)
@@ -86,82 +85,6 @@ class Report:
 
 # What a process that comes back late may touch: its own sign of life, the pace, the record of attempts.
 ITS_OWN = ("workers", "pace", "audit", "watched")
-
-
-class Broke(AssertionError):
-    """A process could not go on."""
-
-
-class Process:
-    """A forked process of Atlas and the line to it."""
-
-    def __init__(self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.pid = pid
-        self.reader = reader
-        self.writer = writer
-
-    async def heard(self, timeout_s: float = ANSWER_S) -> dict[str, Any] | None:
-        """Return its next answer; None: it is gone. Raises: Broke, TimeoutError."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                raw = await self.reader.readline()
-        except ConnectionError:
-            return None  # it was killed before it read what was sent
-        if not raw.endswith(b"\n"):
-            return None
-        answer: dict[str, Any] = json.loads(raw)
-        if "broke" in answer:
-            raise Broke(answer["broke"])
-        return answer
-
-    async def heard_unless_frozen(self) -> tuple[bool, dict[str, Any] | None]:
-        """Return (False, its next answer), or (True, None) once it has been stopped."""
-        answer = asyncio.ensure_future(self.heard())
-        while not answer.done():
-            await asyncio.wait({answer}, timeout=0.01)
-            if not answer.done() and self._stopped():
-                answer.cancel()
-                await asyncio.wait({answer})
-                return True, None
-        return False, answer.result()
-
-    def _stopped(self) -> bool:
-        try:
-            return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-        except FileNotFoundError:
-            return False
-
-    def tell(self, **command: Any) -> None:
-        """Send a command."""
-        self.writer.write((json.dumps(command) + "\n").encode())
-
-    def bury(self) -> bool:
-        """Take leave of a process that has ended; True: it was killed."""
-        self.writer.close()
-        _, status = os.waitpid(self.pid, 0)
-        return os.WIFSIGNALED(status)
-
-    def end(self) -> None:
-        """Kill and bury it."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.bury()
-
-
-async def fork(setting: Setting, role: str) -> Process:
-    """Fork a process of Atlas from this warm one. Returns when it serves. Raises: Broke."""
-    ours, its = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        gc.freeze()  # what the parent holds is not ours to close
-        ours.close()
-        live(setting, role, its)
-    its.close()
-    reader, writer = await asyncio.open_connection(sock=ours)
-    process = Process(pid, reader, writer)
-    if await process.heard() is None:
-        process.bury()
-        raise Broke("a process ended before it served")
-    return process
 
 
 class Theatre:
@@ -218,11 +141,7 @@ class Theatre:
         await self.do("reap", quick=self.quick if killed else True)
 
     async def _note_next_act(self) -> None:
-        """Note what the run is to do next, by its rows at the first death."""
-        from datetime import timedelta
-
-        from core.next_act import next_act
-
+        """Note what the runs are to do next, by their rows at this death."""
         for run in await self.runs():
             view = await self.desk.show(run.id)
             if view is not None and run.state is RunState.RUNNING:
@@ -467,15 +386,35 @@ def policy_users(card: Suspension) -> Sequence[str]:
     return by if isinstance(by, tuple) else (RITA,)
 
 
+EMPTY = """
+    delete from runs; delete from inbox; delete from outbox; delete from audit; delete from pace;
+    delete from workers; delete from watched;
+"""
+_GONE_S = 20.0
+
+
+async def _empty(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    """Empty the database once no process of an earlier case is connected to it any more."""
+    async with pool.acquire() as connection:
+        async with asyncio.timeout(_GONE_S):
+            while await connection.fetchval(
+                "select count(*) from pg_stat_activity"
+                " where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()"
+            ):
+                await asyncio.sleep(0.002)
+        await connection.execute(EMPTY)
+
+
 # ---- a case ----------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def theatre(dsn: str, scenario: Scenario, plan: tuple[Point, ...]) -> AsyncIterator[tuple[Theatre, Any]]:
-    """Lend a theatre on an empty, watched database of its own, with the pool that judges; its processes end with it."""
+    """Lend a theatre on a watched database, emptied first, with the pool that judges; its processes end with it."""
     place = Path(tempfile.mkdtemp(prefix="atlas-chaos-", dir="/tmp"))
     clock = SharedClock()
     pool = await asyncpg.create_pool(dsn, min_size=1, max_size=2)
+    await _empty(pool)
     target = Target(place / "ledger", clock)
     played: Theatre | None = None
     try:

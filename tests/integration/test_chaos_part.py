@@ -115,9 +115,14 @@ def test_a_run_failed_by_the_reaper_has_a_result_for_every_call(
 
 
 def test_points_cover_every_phase_of_a_call() -> None:
-    """A statement is killed before it, inside its transaction, when it was sent, and after its answer."""
-    phases = [point.phase for point in points_of([Call("WorkerStore.suspend", 2, 5, ())], ("kill",))]
+    """A process is killed before a statement, inside its transaction, when it was sent, and after its answer."""
+    phases = [point.phase for point in points_of([Call("Desk.decide", 2, 5, ())], ("kill",))]
     assert phases == ["before", "midway", "during", "after"]
+    assert [point.phase for point in points_of([Call("Desk.show", 1, 1, ())], ("cut",))] == [
+        "before",
+        "during",
+        "after",
+    ]
     assert "late" in [point.phase for point in points_of([Call("Tool.execute", 1, 0, ())], ("kill",))]
 
 
