@@ -60,6 +60,7 @@ class Live:
             "me": user,
             "bot": self._bot(),
             "people": self.people(),
+            "groups": {group.id: group.handle for group in self._workspace.user_groups},
             "channels": self.channels(user),
             "messages": {room.id: self._messages(room, user) for room in rooms},
             "home": self._views.homes.get(user),

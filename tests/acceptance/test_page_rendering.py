@@ -127,12 +127,13 @@ MRKDWN = {
     ":tada: :none_such:": '<span class="emoji" role="img" aria-label="tada" title=":tada:">🎉</span> :none_such:',
     "<!here> <@U1> <#C1>": '<span class="mention mine">@here</span> <span class="mention"><bdi>@Ann Lee</bdi></span> '
     '<a class="mention" href="#/C1">#deals</a>',
+    "<!subteam^S1> <!subteam^S2>": '<span class="mention">@sales-managers</span> <span class="mention">@S2</span>',
     "<!date^0^{nope}|long ago>": '<time datetime="1970-01-01T00:00:00.000Z" title="T">{nope}</time>',
 }
 READ_MRKDWN = """async (text) => {
   const { mrkdwn } = await import('/static/mrkdwn.js');
   const names = { me: 'U9', person: () => ({ name: 'ann', real_name: 'Ann Lee' }),
-    channel: () => ({ name: 'deals' }), href: (id) => `#/${id}` };
+    channel: () => ({ name: 'deals' }), group: (id) => ({ S1: 'sales-managers' })[id], href: (id) => `#/${id}` };
   const box = document.createElement('div');
   box.append(...mrkdwn(text, names));
   for (const time of box.querySelectorAll('time')) {

@@ -91,6 +91,7 @@ async def test_the_snapshot_holds_what_this_person_sees(
         "me",
         "bot",
         "people",
+        "groups",
         "channels",
         "messages",
         "home",
@@ -99,6 +100,7 @@ async def test_the_snapshot_holds_what_this_person_sees(
         "panel",
         "unread",
     }
+    assert seen["groups"]["S0SALESMGRS"] == "sales-managers"
     assert seen["bot"]["connected"] is False
     assert seen["bot"]["commands"][0]["command"] == "/atlas"
     assert seen["messages"][DEALS][0]["text"] == f"secret <@{MARCUS}> &lt;b&gt;"

@@ -156,7 +156,7 @@ class App {
 
   get names() {
     const { store } = this;
-    return { me: store.me, person: (id) => store.person(id) ?? (id === store.bot.user_id ? { name: store.bot.name } : null), channel: (id) => store.channel(id), href: (id) => hrefOf({ as: store.me, channel: id }) };
+    return { me: store.me, person: (id) => store.person(id) ?? (id === store.bot.user_id ? { name: store.bot.name } : null), channel: (id) => store.channel(id), group: (id) => store.groups[id], href: (id) => hrefOf({ as: store.me, channel: id }) };
   }
 
   /** A word that changes whenever the look of clicks under `owner` (a ts, a view's place) does. */

@@ -1,5 +1,5 @@
 // Slack's mrkdwn, as text that arrived escaped (&amp; &lt; &gt;), into nodes. Only the sequences that Slack
-// documents are live; everything else is text. `names` resolves ids: {person(id), channel(id), me}.
+// documents are live; everything else is text. `names` resolves ids: {person(id), channel(id), group(id), me}.
 
 import { h, link } from "./dom.js";
 import { emoji, withEmoji } from "./emoji.js";
@@ -103,7 +103,7 @@ function special(body, names) {
   if (/^@[UW][A-Z0-9]+$/.test(target)) return mention(target.slice(1), names);
   if (/^#[CGD][A-Z0-9]+$/.test(target)) return channelLink(target.slice(1), names);
   if (/^!(here|channel|everyone)$/.test(target)) return broadcast(target.slice(1));
-  if (target.startsWith("!subteam^")) return h("span", { class: "mention" }, label || `@${target.slice(9)}`);
+  if (target.startsWith("!subteam^")) return h("span", { class: "mention" }, label || `@${names.group?.(target.slice(9)) ?? target.slice(9)}`);
   if (target.startsWith("!date^")) {
     const [, stamp, pattern = "", href] = target.split("^");
     return dateNode(Number(stamp), unescape(pattern), href ? unescape(href) : null, label);

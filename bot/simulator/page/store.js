@@ -8,7 +8,7 @@ const byTs = (a, b) => (a.ts === b.ts ? 0 : Number(a.ts) < Number(b.ts) || (Numb
 const SLACKBOT = { id: "USLACKBOT", name: "Slackbot", real_name: "Slackbot", kind: "bot", color: "#7a7f87" };
 
 export class Store {
-  me = null; team = { name: "" }; bot = { connected: false, commands: [] }; people = []; channels = [];
+  me = null; team = { name: "" }; bot = { connected: false, commands: [] }; people = []; groups = {}; channels = [];
   home = null; views = []; statuses = []; panel = false; unread = {};
   version = 0;              // moves with people, channels and the bot: everything that names are drawn from
   #messages = new Map();    // channel -> Map(ts -> message)
