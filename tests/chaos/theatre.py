@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -102,6 +103,7 @@ class Theatre:
         late = any(point.phase == "late" for point in setting.plan)
         self.quick = late or sum(map(ord, "".join(map(str, setting.plan)))) % 2 == 0
         self.frozen: list[Process] = []
+        self.acked: Counter[tuple[str, str]] = Counter()
         self._may_freeze = any(point.fault == "freeze" for point in setting.plan)
         self._skipped = 0.0
         self.thread = ""
@@ -239,6 +241,7 @@ class Theatre:
             "click", who=(self.team, user), suspension=card.id, token=card.token, digest=card.digest,
             approve=approve, reason=None if approve else "not now",
         )  # fmt: skip
+        self.acked[card.id, user] += 1
         if settle:
             await self.settle()
         refusal: str | None = answer["refusal"]
@@ -352,6 +355,14 @@ class Theatre:
         wrong = await violations(
             pool, [Effect(key) for key, _ in done], self.slack, ALERTS, needs_approval=NEEDS_APPROVAL
         )
+        recorded = Counter(
+            (row["suspension_id"], row["by"]) for row in await pool.fetch('select suspension_id, "by" from audit')
+        )
+        wrong += [
+            f"{times} acknowledged clicks of {user} on {card}, {recorded[card, user]} recorded"
+            for (card, user), times in self.acked.items()
+            if recorded[card, user] < times
+        ]
         if self.scenario.closed:
             wrong = [line for line in wrong if "Slack refused it" not in line]
         if len(done) not in self.scenario.effects:
