@@ -1,8 +1,8 @@
 """What the length of a conversation costs: one more step (``growth``), and a resumption (``resume``).
 
 Decides: where the clock starts and stops. A resumption is timed from the engine's ``decide`` (a click that was
-authorized from a warm cache) to the first line of the tool's ``execute``; its three checks answer at once. ``warm``: the
-process that suspended the run goes on with it; ``other process``: one that has never seen it.
+authorized from a warm cache) to the first line of the tool's ``execute``; its three checks answer at once. ``warm``:
+the process that suspended the run goes on with it; ``other process``: one that has never seen it.
 """
 
 import asyncio

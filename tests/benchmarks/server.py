@@ -11,14 +11,15 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
+import psutil
 
 from storage.embedded import start_embedded
 from storage.migrate import migrate
@@ -46,7 +47,7 @@ class Server:
     scale: float
     settings: dict[str, str]
     out: Callable[[str], object]
-    lines: list[dict[str, Any]] = field(default_factory=list)
+    round: int = 0
 
     def n(self, samples: int, least: int = 1) -> int:
         """Return how many samples a pass of this scale takes."""
@@ -72,9 +73,8 @@ class Server:
             await admin.close()
 
     def emit(self, line: dict[str, Any]) -> None:
-        """Print a line and keep it."""
-        self.lines.append(line)
-        self.out(json.dumps(line))
+        """Hand a line out, with the number of its round."""
+        self.out(json.dumps({"round": self.round, **line}))
 
 
 @asynccontextmanager
@@ -126,6 +126,9 @@ class Meter:
         self._admin: Connection | None = None
         self.seconds = 0.0
         self._wal = 0
+        self.client_cpu = 0.0
+        self.server_cpu = 0.0
+        self._postmaster: psutil.Process | None = None
         self._commits: int | None = None
         self._images: int | None = None
         self._statements: int | None = None
@@ -136,8 +139,26 @@ class Meter:
         if self._counted:
             await self._admin.execute("select pg_stat_statements_reset()")
         self._from = await self._position()
+        self._postmaster = await self._find_postmaster()
+        self._cpu = (time.process_time(), self._server_cpu())
         self._begun = time.perf_counter()
         return self
+
+    async def _find_postmaster(self) -> psutil.Process | None:
+        assert self._admin is not None
+        try:
+            return psutil.Process(await self._admin.fetchval("select pg_backend_pid()")).parent()
+        except psutil.Error:
+            return None  # a server on another host
+
+    def _server_cpu(self) -> float:
+        """Return the processor seconds that the server's processes have used so far."""
+        total = 0.0
+        for process in self._postmaster.children() if self._postmaster else ():
+            with suppress(psutil.Error):
+                used = process.cpu_times()
+                total += used.user + used.system
+        return total
 
     async def _position(self) -> str:
         assert self._admin is not None
@@ -146,6 +167,8 @@ class Meter:
     async def __aexit__(self, kind: object, *_: object) -> None:
         """End: read what it cost."""
         self.seconds = time.perf_counter() - self._begun
+        client, server = self._cpu
+        self.client_cpu, self.server_cpu = time.process_time() - client, self._server_cpu() - server
         admin = self._admin
         assert admin is not None
         until = await self._position()
@@ -158,15 +181,16 @@ class Meter:
             )
         if kind is None:
             await admin.execute("select pg_current_xact_id()")  # a commit: flushes up to *until*
-            try:
-                self._commits, self._images = await admin.fetchrow(  # type: ignore[misc]
-                    "select coalesce(sum(count) filter (where \"resource_manager/record_type\" = 'Transaction/COMMIT'), 0)"
-                    "::bigint, coalesce(sum(fpi_size), 0)::bigint"
+            with suppress(asyncpg.PostgresError):  # pg_walinspect is missing there: the line says null
+                row = await admin.fetchrow(
+                    "select coalesce(sum(count) filter"
+                    " (where \"resource_manager/record_type\" = 'Transaction/COMMIT'), 0)::bigint as commits,"
+                    " coalesce(sum(fpi_size), 0)::bigint as images"
                     " from pg_get_wal_stats($1::text::pg_lsn, $2::text::pg_lsn, true)",
                     *span,
                 )
-            except asyncpg.PostgresError:
-                pass  # pg_walinspect is missing there: the line says null
+                assert row is not None
+                self._commits, self._images = row["commits"], row["images"]
         await admin.close()
 
     def emit(self, bench: str, steps: int, lat: Sequence[float] = (), *, peer: str = "atlas", **more: Any) -> None:
@@ -183,6 +207,9 @@ class Meter:
             "fpi_bytes_per_step": None if self._images is None else round(self._images / steps),
             "commits_per_step": None if self._commits is None else round(self._commits / steps, 2),
         }
+        line["client_cpu_us_per_step"] = round(1e6 * self.client_cpu / steps, 1)
+        if self._postmaster is not None:
+            line["server_cpu_us_per_step"] = round(1e6 * self.server_cpu / steps, 1)
         if self._statements is not None:
             line["statements_per_step"] = round(self._statements / steps, 2)
         if lat:

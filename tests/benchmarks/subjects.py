@@ -202,6 +202,5 @@ async def vacuum(dsn: str) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("vacuum analyze")
-        await connection.execute("checkpoint")
     finally:
         await connection.close()
