@@ -12,6 +12,7 @@ from typing import Any
 
 from slack_bolt.async_app import AsyncApp
 from slack_bolt.kwargs_injection.async_args import AsyncArgs
+from slack_bolt.request.async_request import AsyncBoltRequest
 from slack_bolt.response import BoltResponse
 
 from bot.lines import unescape
@@ -80,6 +81,12 @@ def _link(match: re.Match[str]) -> str:
     return f"{label} ({address})"
 
 
+def _retry(request: AsyncBoltRequest) -> dict[str, str]:
+    """Return which attempt of Slack's this is, and why; a retry can be the only delivery, so it is only noted."""
+    headers = {"number": "x-slack-retry-num", "reason": "x-slack-retry-reason"}
+    return {name: ", ".join(request.headers.get(header) or ()) for name, header in headers.items()}
+
+
 def register(
     app: AsyncApp,
     service: Service,
@@ -90,13 +97,16 @@ def register(
     """Add the inbox middleware and the event listeners to *app*. *arrived*: the drain has something to do; *heard*: a
     message of this channel and thread was stored."""
 
-    async def keep(body: dict[str, Any], next_: Callable[[], Awaitable[None]]) -> BoltResponse | None:
+    async def keep(
+        request: AsyncBoltRequest, body: dict[str, Any], next_: Callable[[], Awaitable[None]]
+    ) -> BoltResponse | None:
         event = inbound(body, service.installation)
         if not isinstance(event, InboundEvent):
             if event is not None:
                 log.info("event %s is not taken: %s", body.get("event_id"), event)
             await next_()
             return None
+        event.payload["retry"] = _retry(request)
         async with service.in_flight.one():
             try:
                 async with service.committing():
@@ -109,7 +119,7 @@ def register(
             arrived()
             heard(event.channel_id, event.thread_ts)
         else:
-            log.info("event %s came again", event.event_id)
+            log.info("event %s came again: %s", event.event_id, _retry(request))
         return BoltResponse(status=200, body="")
 
     @service.listener

@@ -88,7 +88,11 @@ async def test_a_kill_between_the_ack_and_the_run_loses_no_message(stack: Stack)
 
 
 async def test_a_kill_between_the_click_and_the_execution_loses_no_decision(stack: Stack) -> None:
-    """The approval is recorded and acked, its execution not begun (the guard hangs): another process carries it out."""
+    """The approval is recorded and acked, its execution not begun (the guard hangs): another process carries it out.
+
+    openai/openai-agents-python#2487, openai/openai-agents-python#4244, openai/openai-agents-python#5141: an approved
+    run paused again for ever in the process that restored it.
+    """
     dying = await stack.serve()
     thread = await stack.ask()
     card = await stack.card(thread)

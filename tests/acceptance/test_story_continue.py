@@ -27,7 +27,10 @@ async def _edits(stack: Stack, card: Card, since: int) -> int:
 
 
 async def test_expiry_by_the_job_and_by_a_late_click_say_the_same(stack: Stack) -> None:
-    """Whoever notices first, job or click: one edit of the card, the same text, one line to the requester."""
+    """Whoever notices first, job or click: one edit of the card, the same text, one line to the requester.
+
+    fivexl/terraform-aws-sso-elevator#26, fivexl/terraform-aws-sso-elevator#42: no word on expiry.
+    """
     job = await stack.serve(ATLAS_SUSPENSION_TTL_S="2", ATLAS_EXPIRE_EVERY_S="0.3")
     thread = await stack.ask()
     card = await stack.card(thread)
@@ -69,7 +72,10 @@ def _hex(word: str) -> bool:
 
 
 async def test_ask_again_on_an_expired_card_goes_on_and_tells_the_model(stack: Stack) -> None:
-    """The owner presses Ask again: the model learns that it expired (not that it was declined) and asks anew."""
+    """The owner presses Ask again: the model learns that it expired (not that it was declined) and asks anew.
+
+    MoonshotAI/kimi-cli#1823: a timeout was reported to the model as a refusal.
+    """
     await stack.serve(ATLAS_SUSPENSION_TTL_S="2", ATLAS_EXPIRE_EVERY_S="0.3")
     thread = await stack.ask()
     card = await stack.card(thread)
@@ -134,7 +140,11 @@ async def test_a_stale_continue_button_continues_nothing(shop: Stack) -> None:
 
 @pytest.mark.limits(max_steps=1)
 async def test_continue_in_the_thread_and_by_command(shop: Stack) -> None:
-    """ "@Atlas continue" and /atlas continue do what the button does, for the owner only; others find nothing."""
+    """ "@Atlas continue" and /atlas continue do what the button does, for the owner only; others find nothing.
+
+    slackapi/bolt-python#873, slackapi/bolt-python#1177, slackapi/bolt-js#1816, NousResearch/hermes-agent#25355: no
+    slash command works inside a thread.
+    """
     shop.workshop.think = script(*[call(("look", {"what": str(n)})) for n in range(20)])
     await shop.serve()
     thread = await shop.ask("@Atlas look around")

@@ -85,7 +85,10 @@ async def test_a_new_instruction_replaces_what_waits(stack: Stack) -> None:
 
 
 async def test_one_event_delivered_four_times_starts_one_run(stack: Stack) -> None:
-    """Slack redelivers what was acked too late, in Socket Mode with the same event id: one run, one answer."""
+    """Slack redelivers what was acked too late, in Socket Mode with the same event id: one run, one answer.
+
+    slackapi/bolt-python#1027, slackapi/bolt-python#868, slackapi/bolt-python#1355: acked slowly, handled 2 to 4 times.
+    """
     await stack.serve()
     stack.slack.faults.sockets.duplicate = 1
     thread = await stack.ask("@Atlas who is Baker Steel Works?")

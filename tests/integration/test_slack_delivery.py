@@ -36,7 +36,10 @@ def seen(message: dict[str, Any]) -> str:
 
 
 async def test_a_card_is_posted_once_and_edited_to_its_newest_version(on: Stage) -> None:
-    """The card stands in the thread with our metadata; a decision edits that very message."""
+    """The card stands in the thread with our metadata; a decision edits that very message.
+
+    n8n-io/n8n#13144: answered, yet the request was posted again and again.
+    """
     fence = await on.run()
     suspension_id = await on.suspend(fence)
     card = await on.card(suspension_id)

@@ -108,7 +108,10 @@ async def test_an_event_that_cannot_be_stored_is_not_acked_and_comes_again(
 
 
 async def test_an_envelope_that_comes_twice_is_one_message(on: Stage) -> None:
-    """Duplicated deliveries are acked and stored once."""
+    """Duplicated deliveries are acked and stored once.
+
+    slackapi/bolt-js#2487: the same envelope again, its retry_attempt 0 again.
+    """
     on.slack.faults.sockets.duplicate = 2
     await on.slack.post_as(RITA, SALES_DESK, "<@U0ATLAS0001> hello")
     await until(lambda: on.pool.fetchval("select count(*) = 1 from inbox"))
@@ -158,7 +161,10 @@ async def test_two_clicks_at_once_decide_once(on: Stage) -> None:
 async def test_a_refused_click_is_private_and_changes_nothing(
     on: Stage, policy: Approval, user: str, words: str
 ) -> None:
-    """Each class has its text; nobody else sees anything."""
+    """Each class has its text; nobody else sees anything.
+
+    NousResearch/hermes-agent#36848, NousResearch/hermes-agent#6735: anyone could press Approve.
+    """
     suspension_id = await on.suspend(await on.run(), policy=policy)
     card = await on.card(suspension_id)
     assert (await press(on, user, card, "approve")).state == "acked"

@@ -29,7 +29,10 @@ async def mentions_arrive(on: Stage, number: int, words: str = "hello") -> None:
 
 
 async def test_a_refresh_of_either_connection_loses_nothing(on: Stage) -> None:
-    """Slack asks for a new connection in the middle of traffic; all mentions arrive, once each."""
+    """Slack asks for a new connection in the middle of traffic; all mentions arrive, once each.
+
+    slackapi/bolt-python#1529: after a refresh "session established", and no event came any more.
+    """
     async with connected(on) as socket:
         assert await socket.alive() == 2
         for reason in ("warning", "refresh_requested"):
@@ -39,10 +42,15 @@ async def test_a_refresh_of_either_connection_loses_nothing(on: Stage) -> None:
         await until(lambda: len(on.slack.sockets.sockets) >= 2)
 
 
-async def test_refused_tickets_are_replaced(on: Stage) -> None:
-    """After a refresh Slack refuses the next handshakes; new tickets are fetched and both connections come back."""
+@pytest.mark.parametrize("refusal", [409, 500])
+async def test_refused_tickets_are_replaced(on: Stage, refusal: int) -> None:
+    """After a refresh Slack refuses the next handshakes; new tickets are fetched and both connections come back.
+
+    slackapi/python-slack-sdk#1446: a handshake refused on refresh left a broken client; burnt ticket: the SDK tries the
+    same one for ever.
+    """
     async with connected(on) as socket:
-        on.slack.faults.sockets.refuse_tickets = 4
+        on.slack.faults.sockets.refuse_tickets, on.slack.faults.sockets.refuse_status = 4, refusal
         await on.slack.sockets.disconnect("refresh_requested", 2)
         await until(lambda: on.slack.faults.sockets.refuse_tickets == 0)
         await until(lambda: len(on.slack.sockets.sockets) >= 2, 40)
@@ -78,7 +86,10 @@ async def test_a_connection_that_is_lost_in_silence_is_replaced(on: Stage) -> No
 
 
 async def test_a_clean_close_waits_for_what_is_being_stored(on: Stage) -> None:
-    """Close lets a running listener end and its ack go out; nothing is left running."""
+    """Close lets a running listener end and its ack go out; nothing is left running.
+
+    slackapi/bolt-python#964, slackapi/bolt-python#622: shutdowns that hung, or lost an ack.
+    """
     entered, leave = asyncio.Event(), asyncio.Event()
 
     class SlowInbox:
