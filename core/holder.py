@@ -8,17 +8,16 @@ would know what became of it.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
-from functools import partial
-from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
 from core.agent import Agent
 from core.conversation import CallKey, Message, StoredMessage, edited_text
-from core.errors import AtlasError, CouldNotCheck, InvariantBroken, StoreUnavailable, ToolFailed, words_of
+from core.errors import CouldNotCheck, InvariantBroken, StoreUnavailable, ToolFailed, words_of
+from core.foreign import asked
 from core.next_act import OpenCall
 from core.ports import Batch, Clock, Fence, TraceEntry, WorkerStore
 from core.run import Run, RunView
@@ -34,10 +33,6 @@ CHECK_TIMEOUT_S = 10.0
 PATIENCE_S = 60.0
 # At a shutdown, a commit under way may take this much longer.
 COMMIT_GRACE_S = 3.0
-
-
-class CutShort(AtlasError):
-    """Somebody else's code was cancelled or exited from within: its own failure, not a shutdown of ours."""
 
 
 NOTHING = Decimal(0)
@@ -282,7 +277,14 @@ class Holder:
             charge_due=run.charge_due and not batch.charges_crash,
             scope=batch.scope or run.scope,
         )
-        self._view = changed(self._view, run=run, mail=mail)
+        view = self._view
+        self._view = RunView(run, view.messages, view.suspensions, view.actions, mail, view.now)
+
+    @property
+    def run_now(self) -> Run:
+        """Return the run's row with the active time used so far, where that has reached its limit."""
+        elapsed = self.elapsed_ms
+        return self.run if elapsed < self.run.limits.max_elapsed_s * 1000 else changed(self.run, elapsed_ms=elapsed)
 
     @property
     def elapsed_ms(self) -> int:
@@ -309,54 +311,7 @@ async def checked(clock: Clock, what: str, ask: Callable[[], Awaitable[T]], pati
         delay = min(delay * 2, 8.0)
 
 
-async def asked(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Await somebody else's code for at most *timeout_s* seconds.
-
-    Raises: TimeoutError; whatever it raises; CutShort for a cancellation or an exit of its own. CancelledError only
-    when this task is the one that was cancelled.
-    """
-    try:
-        answer: Awaitable[T] = ask()
-        if type(answer) is CoroutineType:
-            # Most checks answer at once: they need no timer, which would cost more than they do.
-            try:
-                awaited = answer.send(None)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            answer = _rest(answer, awaited)
-        async with asyncio.timeout(timeout_s):
-            return await answer
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        raise CutShort("it was cancelled from within") from error
-    except SystemExit as error:
-        raise CutShort("it tried to exit the process") from error
-
-
-@coroutine
-def _rest(begun: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
-    """Go on with a coroutine that has *awaited* something, as if it had been awaited from the beginning."""
-    while True:
-        try:
-            sent = yield awaited
-        except BaseException as error:  # noqa: BLE001  thrown in from outside, cancellation above all: it is for the coroutine
-            go_on: Callable[[], Any] = partial(begun.throw, error)
-        else:
-            go_on = partial(begun.send, sent)
-        try:
-            awaited = go_on()
-        except StopIteration as end:
-            value: T = end.value
-            return value
-
-
-R = TypeVar("R", Run, RunView)
-
-
-def changed(record: R, **changes: Any) -> R:
+def changed(record: Run, **changes: Any) -> Run:
     """Return *record* with some fields changed: ``dataclasses.replace`` without its checks, once a step."""
     new = object.__new__(type(record))
     for name in record.__slots__:

@@ -18,7 +18,8 @@ from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, money, worst_case
 from core.calls import Calls
 from core.conversation import CallKey, Message, Model, ModelReply, error_text, unkeepable
 from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable, words_of
-from core.holder import Holder, asked, changed
+from core.foreign import asked
+from core.holder import Holder
 from core.next_act import (
     Act,
     Answer,
@@ -222,7 +223,7 @@ class Loop:
         failed: ModelError = ModelRefused("the model returned nothing")
         for attempt in range(1, MODEL_TRIES + 1):
             try:
-                allowance = allow(self.model, changed(holder.run, elapsed_ms=holder.elapsed_ms), messages, self.specs)
+                allowance = allow(self.model, holder.run_now, messages, self.specs)
             except ModelRefused as error:
                 return error
             if not isinstance(allowance, Allowance):
