@@ -15,7 +15,8 @@ from core.agent import Agent, policy_problems
 from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
 from core.conversation import error_text, result_text
 from core.errors import CouldNotCheck, NewsArrived, NoSuchGroup, ToolFailed, words_of
-from core.holder import PATIENCE_S, Holder, asked, checked, of_kind, resolved
+from core.foreign import asked
+from core.holder import PATIENCE_S, Holder, checked, of_kind, resolved
 from core.next_act import OpenCall, Wait, instructed, next_act
 from core.ports import Directory, Names, NewAction, NewSuspension, Outcome, Settlement, TraceEntry
 from core.results import could_not_check, gist, not_permitted, reason_of, storable

@@ -14,7 +14,8 @@ from core.agent import Agent
 from core.calls import Calls, Ready, ready
 from core.conversation import CallKey, error_text
 from core.errors import CouldNotCheck, NewsArrived, ToolFailed, words_of
-from core.holder import PATIENCE_S, asked
+from core.foreign import asked
+from core.holder import PATIENCE_S
 from core.next_act import Believe, OpenCall, Reconcile, latest, open_action, told_outcome
 from core.ports import Alert, Closing, NewSuspension, Outcome, Settlement
 from core.results import closed_text, storable, unanswered

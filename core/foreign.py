@@ -1,0 +1,139 @@
+"""Somebody else's code (tools, models, scopes, policies), awaited so that nothing it does takes more than its own call.
+
+Decides: how long it may take, how long it may take to end once told to, and that whatever it raises, exits included,
+is an error of that call. Does not: judge what it returned. The failure it can cause: code that swallows its
+cancellation would hold its run, and the shutdown of the whole process, for ever; so it is left behind.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from functools import partial
+from types import CoroutineType, coroutine
+from typing import Any, TypeVar
+
+from core.errors import AtlasError, words_of
+
+T = TypeVar("T")
+
+log = logging.getLogger("atlas.foreign")
+
+# Code that was cancelled (its time is up, the process is leaving) may clean up this long.
+LET_GO_S = 2.0
+
+
+class CutShort(AtlasError):
+    """Somebody else's code was cancelled or exited from within: its own failure, not a shutdown of ours."""
+
+
+async def asked(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    """Await somebody else's code for at most *timeout_s* seconds, and LET_GO_S more to clean up.
+
+    Raises: TimeoutError; whatever it raises; CutShort for a cancellation, an exit or another BaseException of its own.
+    CancelledError only when this task is the one that was cancelled.
+    """
+    try:
+        try:
+            answer: Awaitable[T] = ask()
+            begun = answer if type(answer) is CoroutineType else _awaiting(answer)
+            # Most checks answer at once: they need no timer, which would cost more than they do.
+            awaited = begun.send(None)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        except (Exception, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise _cut_short(error) from error
+        async with asyncio.timeout(timeout_s):
+            return await _rest(begun, awaited)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise CutShort("it was cancelled from within") from error
+
+
+async def _awaiting(answer: Awaitable[T]) -> T:
+    return await answer
+
+
+def _cut_short(error: BaseException) -> CutShort:
+    if isinstance(error, SystemExit):
+        return CutShort("it tried to exit the process")
+    return CutShort(f"it raised {type(error).__name__}: {words_of(error)}")
+
+
+@coroutine
+def _rest(begun: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
+    """Go on with a coroutine that has *awaited* something, as if it had been awaited from the beginning.
+
+    Raises: the first CancelledError that it was given, when it has not ended LET_GO_S seconds later.
+    """
+    leaving = _Leaving()
+    try:
+        while True:
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                begun.close()  # the event loop itself is gone
+                raise
+            except BaseException as error:  # noqa: BLE001  thrown in from outside, cancellation above all: it is for the coroutine
+                if leaving.is_over(error):
+                    _leave_behind(begun)
+                    raise leaving.first from None
+                go_on: Callable[[], Any] = partial(begun.throw, error)
+            else:
+                go_on = partial(begun.send, sent)
+            try:
+                awaited = go_on()
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            except (Exception, asyncio.CancelledError):
+                raise
+            except BaseException as error:
+                raise _cut_short(error) from error
+    finally:
+        leaving.stop()
+
+
+class _Leaving:
+    """How a coroutine takes its cancellation. *first*: the CancelledError that it was given first."""
+
+    def __init__(self) -> None:
+        self.first: BaseException = asyncio.CancelledError()
+        self._timer: asyncio.TimerHandle | None = None
+        self._over = False
+
+    def is_over(self, thrown: BaseException) -> bool:
+        """Note what was thrown in; say whether the time to let go is over."""
+        if not isinstance(thrown, asyncio.CancelledError):
+            return False
+        task = asyncio.current_task()
+        assert task is not None
+        if self._over:
+            task.uncancel()  # this cancellation was ours alone
+            return True
+        if self._timer is None:
+            self.first = thrown
+            self._timer = asyncio.get_running_loop().call_later(LET_GO_S, self._time_is_up, task)
+        return False
+
+    def _time_is_up(self, task: asyncio.Task[Any]) -> None:
+        self._over = True
+        task.cancel()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+def _leave_behind(begun: Coroutine[Any, Any, Any]) -> None:
+    name = getattr(begun, "__qualname__", "a coroutine")
+    log.error("%s does not end when it is cancelled; it is left behind (it must not swallow CancelledError)", name)
+    try:
+        begun.close()
+    except BaseException as error:  # noqa: BLE001  it swallows this end, too
+        log.debug("%s does not close: %r", name, error)
