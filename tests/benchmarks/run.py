@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import psutil
 import uvloop
 
-from tests.benchmarks import crowd, length, processes, steps
+from tests.benchmarks import acks, crowd, length, processes, steps
 from tests.benchmarks.server import Server, started
 from tests.benchmarks.table import table
 
@@ -51,9 +51,10 @@ GROUPS: dict[str, list[Callable[[Server], Awaitable[None]]]] = {
     "counted": [counted],
     "crowd": [crowd.suspended_beside_active, crowd.orphans, crowd.expiries, crowd.retention],
     "processes": [processes.start, processes.killed, processes.memory, processes.scale_out],
+    "acks": [acks.acks],
 }
 # Everything else is measured once: it is slow, and says its own spread.
-EACH_ROUND = ("steps", "growth", "resume")
+EACH_ROUND = ("steps", "growth", "resume", "acks")
 
 
 async def measure(server: Server, name: str) -> None:
@@ -98,7 +99,9 @@ def main() -> int:
     out.unlink(missing_ok=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(everything())
-    print(table([json.loads(line) for line in out.read_text().splitlines() if '"machine"' not in line]))
+    lines = [json.loads(line) for line in out.read_text().splitlines() if '"machine"' not in line]
+    print(table([line for line in lines if line["bench"] != "acks"]))
+    print(acks.acks_table(lines))
     return 0
 
 
