@@ -1,0 +1,149 @@
+"""Hot statements find their rows by keys, however large the tables are and whenever their plan was made."""
+
+from collections.abc import AsyncIterator
+from decimal import Decimal
+
+import asyncpg
+import pytest
+
+from core.conversation import CallKey
+from core.ports import Batch, Fence, TraceEntry
+from storage import sql
+from storage.commits import SharedCommits
+from storage.database import open_pool
+from storage.rows import batch_columns
+from tests.integration.storeworld import World, an_action, result, turn, world_on
+
+CROWD = 200_000
+
+
+@pytest.fixture
+async def pool(database: str) -> "AsyncIterator[asyncpg.Pool[asyncpg.Record]]":
+    """A pool as the process opens it, with the settings of its sessions."""
+    opened = await open_pool(database)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
+    return world_on(pool)
+
+
+async def crowd(world: World, run_id: str, state: str = "answered") -> None:
+    """Copy a run with its messages and trace 200,000 times."""
+    ended = "now()" if state == "answered" else "null"
+    await world.pool.execute(
+        "insert into runs (id, team_id, channel_id, thread_ts, user_id, owner, question, route, max_steps,"
+        " max_tool_calls, max_spend_usd, max_elapsed_ms, state, ended_at, scope, scope_resolved_at, next_seq)"
+        " select 'many' || n, team_id, channel_id, 't' || n, 'U' || n, owner, question, route, max_steps,"
+        f" max_tool_calls, max_spend_usd, max_elapsed_ms, '{state}', {ended}, scope, scope_resolved_at, next_seq"
+        " from runs, generate_series(1, $2::integer) n where id = $1",
+        run_id,
+        CROWD,
+        timeout=120,
+    )
+    for table, columns in (
+        ("messages", "seq, role, body, answers_seq, answers_position"),
+        ("trace", "kind, body"),
+    ):
+        await world.pool.execute(
+            f"insert into {table} (run_id, {columns}) select 'many' || n, {columns}"
+            f" from {table}, generate_series(1, $2::integer) n where run_id = $1",
+            run_id,
+            CROWD,
+            timeout=120,
+        )
+
+
+def step(n: int) -> Batch:
+    return Batch(
+        messages=(turn(n, "look"), result(n + 1, CallKey(n, 0))),
+        trace=(TraceEntry("model", {}, 1, Decimal("0.01")),),
+        steps=1,
+        elapsed_ms=1,
+    )
+
+
+async def plans(world: World, fence: Fence) -> dict[str, str]:
+    """Return the plan of each hot statement as it is now."""
+    columns = batch_columns(step(1))
+    who = (fence.run_id, fence.claim_token)
+    action = an_action(fence.run_id, CallKey(1, 0))
+    key = (1, 0, action.arguments_digest, action.idempotency_key, "send", "1", "{}", 30.0, None, None)
+    shared = [
+        [fence.run_id],
+        [fence.claim_token],
+        [1],
+        [0],
+        [1],
+        [0],
+        [Decimal(0)],
+        [Decimal(0)],
+        [1],
+        ["x"],
+        [False],
+        [None],
+    ]
+    asked: dict[str, tuple[object, ...]] = {
+        "step_run": (*who, *columns, None, False, None),
+        "step_runs": (*shared, *([[]] * 13), None),
+        "answer_run": (*who, *columns, 0, "{}", None),
+        "intend_action": (*who, *columns, *key),
+        "conclude_calls": (*who, *columns, [1], [0], ["d"], ["succeeded"], [None], [], [], [], [], None),
+        "load_run": (*who, None, 0),
+        "explain_conflict": who,
+        "claim_runs": (world.worker_id, 8, None),
+    }
+    found = {}
+    for name, arguments in asked.items():
+        rows = await world.pool.fetch(f"explain {getattr(sql, name).text}", *arguments)
+        found[name] = "\n".join(row[0] for row in rows)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("analyzed", [False, True])
+async def test_hot_statements_use_their_keys_in_large_tables(world: World, analyzed: bool) -> None:
+    """With statistics and without: after a burst there are none yet."""
+    fence = await world.started()
+    await world.pool.execute("alter table runs set (autovacuum_enabled = off)")
+    await crowd(world, fence.run_id)
+    if analyzed:
+        await world.pool.execute("analyze", timeout=120)
+    for name, plan in (await plans(world, fence)).items():
+        for table in ("runs", "messages", "trace", "actions", "inbox", "outbox", "live_threads", "suspensions"):
+            assert f"Seq Scan on {table}" not in plan, (name, plan)
+
+
+@pytest.mark.slow
+async def test_a_claim_among_thousands_that_wait_is_quick_before_any_statistics(world: World) -> None:
+    """The plan was made when the table was nearly empty, and 200,000 runs wait by now: what is read stays bounded."""
+    fence = await world.started()
+    async with world.pool.acquire() as connection:
+        await sql.claim_runs.rows(connection, worker_id=world.worker_id, room=8, now=None)
+        await connection.execute("alter table runs set (autovacuum_enabled = off)")
+        await crowd(world, fence.run_id, "running")
+        async with connection.transaction():
+            await connection.execute("prepare a_claim (uuid, bigint, timestamptz) as " + sql.claim_runs.text)
+            rows = await connection.fetch(
+                f"explain (analyze, buffers, format text) execute a_claim ('{world.worker_id}', 8, null)"
+            )
+    plan = "\n".join(row[0] for row in rows)
+    assert "Seq Scan" not in plan
+    blocks = sum(int(part.split("=")[1]) for part in rows[2][0].split() if part.startswith(("hit=", "read=")))
+    assert 0 < blocks < 20_000, plan
+
+
+async def test_thousands_of_steps_leave_the_runs_table_small(world: World) -> None:
+    """Steps are HOT: the table's dead rows are reused on their own page, so that it hardly grows."""
+    fences = [await world.started(user=f"U{n}") for n in range(10)]
+    commits = SharedCommits(world.pool, lambda: None)
+    before = await world.value("select pg_relation_size('runs')")
+    for _ in range(200):
+        for fence in fences:
+            columns = batch_columns(Batch(steps=1, elapsed_ms=1, doing="at work"))
+            assert await commits.step(fence, columns) == 0
+    assert await world.value("select sum(step) from runs") == 2000
+    after = await world.value("select pg_relation_size('runs')")
+    assert after <= before + 10 * 8192, (before, after)
