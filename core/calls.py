@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from core.agent import Agent, policy_problems
 from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
 from core.conversation import error_text, result_text
-from core.errors import CouldNotCheck, NewsArrived, NoSuchGroup, ToolFailed, words_of
+from core.errors import CouldNotCheck, NewsArrived, NoSuchGroup, ToolFailed, shortened, words_of
 from core.foreign import asked
 from core.holder import PATIENCE_S, Holder, checked, of_kind, resolved
 from core.next_act import OpenCall, Wait, instructed, next_act
@@ -57,7 +57,7 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
     tool = agent.tool(call.call.tool)
     if tool is None:
         known = ", ".join(t.name for t in agent.tools)
-        return error_text("unknown_tool", f"there is no tool {call.call.tool!r}; the tools are: {known}")
+        return error_text("unknown_tool", f"there is no tool {call.call.tool[:100]!r}; the tools are: {known}")
     if call.call.malformed is not None and call.edited_by is None:
         return error_text("invalid_arguments", "the arguments are not a JSON object; send them as one")
     try:
@@ -247,7 +247,7 @@ class Calls:
 
         async def ask() -> Refused | None:
             refused = await prepared.tool.guard(prepared.args, ctx)
-            return refused if refused is None else of_kind(refused, Refused)
+            return refused if refused is None else Refused(reason=shortened(of_kind(refused, Refused).reason))
 
         return await checked(self.holder.clock, "the guard", ask, patience_s)
 
@@ -373,7 +373,7 @@ class Calls:
             value = await asked(lambda: tool.execute(prepared.args, ctx), tool.timeout_s)
         except ToolFailed as error:
             if in_doubt:
-                await self._not_known(prepared, approval, error.reason, begun)
+                await self._not_known(prepared, approval, words_of(error), begun)
                 return False
             await self._ended(prepared, approval, ActionState.FAILED, error_text("tool_failed", error.reason), begun)
         except asyncio.CancelledError:

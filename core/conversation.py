@@ -228,6 +228,7 @@ def _json(value: Any) -> str:
 
 # A result beyond this many characters would crowd out the conversation and could never be paid for again each turn.
 RESULT_LIMIT = 60_000
+REASON_LIMIT = 8_000
 
 
 def result_text(value: JsonValue | Any) -> str:
@@ -243,7 +244,10 @@ def result_text(value: JsonValue | Any) -> str:
 
 
 def error_text(kind: str, reason: str, **more: JsonValue) -> str:
-    """Return the text of a result that is not the tool's own: ``{"error": kind, "reason": …}``."""
+    """Return the text of a result that is not the tool's own: ``{"error": kind, "reason": …}``, the reason cut visibly
+    beyond REASON_LIMIT characters, since it may be a tool's or repeat what a model wrote."""
+    if len(reason) > REASON_LIMIT:
+        reason = f"{reason[:REASON_LIMIT]}… [cut: it had {len(reason)} characters]"
     return _json({"error": kind, "reason": reason, **more})
 
 

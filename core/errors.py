@@ -73,8 +73,9 @@ class ToolFailed(AtlasError):
     """Raised by a tool's ``execute``: certainly nothing happened. The reason becomes the model's error result."""
 
     def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(reason)
+        # Engineers raise it with whatever they have at hand.
+        self.reason = str(reason or "").strip() or "the tool gave no reason"
+        super().__init__(self.reason)
 
 
 class ModelError(AtlasError):
@@ -113,5 +114,14 @@ def words_of(error: BaseException) -> str:
     """Return an error's words for people and the model: never empty, storable everywhere, of bounded length."""
     if isinstance(error, TimeoutError):
         return "it took too long"
-    words = (str(error) or type(error).__name__).encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-    return words if len(words) <= WORDS_LIMIT else f"{words[:WORDS_LIMIT]}…"
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001  somebody else's __str__ may be the next thing to break
+        words = ""
+    return shortened(words) or type(error).__name__
+
+
+def shortened(words: str) -> str:
+    """Return words of somebody else's for people: storable everywhere, of bounded length, visibly cut."""
+    kept = words[: WORDS_LIMIT + 1].encode("utf-8", "replace").decode().replace("\0", "\ufffd").strip()
+    return kept if len(kept) <= WORDS_LIMIT else f"{kept[:WORDS_LIMIT]}…"

@@ -131,9 +131,17 @@ class _Leaving:
 
 
 def _leave_behind(begun: Coroutine[Any, Any, Any]) -> None:
-    name = getattr(begun, "__qualname__", "a coroutine")
+    name = _place_of(begun)
     log.error("%s does not end when it is cancelled; it is left behind (it must not swallow CancelledError)", name)
     try:
         begun.close()
     except BaseException as error:  # noqa: BLE001  it swallows this end, too
         log.debug("%s does not close: %r", name, error)
+
+
+def _place_of(begun: Coroutine[Any, Any, Any]) -> str:
+    """Return where a coroutine waits: its innermost one, with file and line."""
+    inner: Any = begun
+    while type(inner.cr_await) is CoroutineType:
+        inner = inner.cr_await
+    return f"{inner.__qualname__} ({inner.cr_code.co_filename}, line {inner.cr_frame.f_lineno})"

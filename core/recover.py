@@ -13,7 +13,7 @@ from pydantic import JsonValue
 from core.agent import Agent
 from core.calls import Calls, Ready, ready
 from core.conversation import CallKey, error_text
-from core.errors import CouldNotCheck, NewsArrived, ToolFailed, words_of
+from core.errors import CouldNotCheck, NewsArrived, ToolFailed, shortened, words_of
 from core.foreign import asked
 from core.holder import PATIENCE_S
 from core.next_act import Believe, OpenCall, Reconcile, latest, open_action, told_outcome
@@ -102,7 +102,7 @@ class Recover:
                     await clock.sleep(believable_s - age + 0.05)
                     continue
                 if isinstance(found, Unknown):
-                    why = found.reason or why
+                    why = shortened(found.reason) or why
             if clock.monotonic() + delay > deadline:
                 return why
             await clock.sleep(delay)

@@ -24,14 +24,16 @@ class Schedule:
     def __init__(self) -> None:
         self._scheduler = AsyncIOScheduler(timezone="UTC")
         self._running: set[asyncio.Task[object]] = set()
+        self._busy: set[str] = set()
         self.stopping = False
 
     def every(self, seconds: float, name: str, job: Job) -> None:
         """Run *job* every *seconds*, never twice at once; a missed time is made up for once."""
 
         async def once() -> None:
-            if self.stopping:
-                return
+            if self.stopping or name in self._busy:
+                return  # its last time goes on: a pace or an outage made it long
+            self._busy.add(name)
             task = asyncio.ensure_future(job())
             self._running.add(task)
             try:
@@ -43,9 +45,11 @@ class Schedule:
                 log.exception("%s", name)
             finally:
                 self._running.discard(task)
+                self._busy.discard(name)
 
+        # Two instances, of which the second only sees that it is one too many: APScheduler itself would log each time.
         self._scheduler.add_job(
-            once, "interval", seconds=seconds, id=name, max_instances=1, coalesce=True, misfire_grace_time=None
+            once, "interval", seconds=seconds, id=name, max_instances=2, coalesce=True, misfire_grace_time=None
         )
 
     def start(self) -> None:
