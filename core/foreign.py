@@ -140,8 +140,10 @@ def _leave_behind(begun: Coroutine[Any, Any, Any]) -> None:
 
 
 def _place_of(begun: Coroutine[Any, Any, Any]) -> str:
-    """Return where a coroutine waits: its innermost one, with file and line."""
+    """Return where a coroutine waits: itself, and what it awaits, down to the last."""
     inner: Any = begun
+    names = [f"{inner.__qualname__} ({inner.cr_code.co_filename})"]
     while type(inner.cr_await) is CoroutineType:
         inner = inner.cr_await
-    return f"{inner.__qualname__} ({inner.cr_code.co_filename}, line {inner.cr_frame.f_lineno})"
+        names.append(inner.__qualname__)
+    return " > ".join(names)
