@@ -22,34 +22,51 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one variant; *series* in fixed order, ours first."""
+    """Colours of one variant. *series*: by the colour names of ``COLOURS``."""
 
     name: str
     ground: str
     text: str
     quiet: str
     grid: str
-    series: tuple[str, ...]
+    series: dict[str, str]
 
 
 THEMES = (
     Theme(
-        "light",
-        "#ffffff",
-        "#1f2328",
-        "#59636e",
-        "#d9dee3",
-        ("#0b57d0", "#b3261e", "#8a6100", "#1a7f37", "#8250df", "#5f6b76"),
+        *("light", "#ffffff", "#1f2328", "#59636e", "#d9dee3"),
+        {"blue": "#0b57d0", "teal": "#00796b", "amber": "#8a6100", "brown": "#a04000", "red": "#b3261e"}
+        | {"violet": "#8250df", "grey": "#5f6b76"},
     ),
     Theme(
-        "dark",
-        "#0d1117",
-        "#e6edf3",
-        "#9198a1",
-        "#30363d",
-        ("#6ea8fe", "#ff8a80", "#e3b341", "#56d364", "#d2a8ff", "#9aa4af"),
+        *("dark", "#0d1117", "#e6edf3", "#9198a1", "#30363d"),
+        {"blue": "#6ea8fe", "teal": "#4dd0c0", "amber": "#e3b341", "brown": "#ffa657", "red": "#ff8a80"}
+        | {"violet": "#d2a8ff", "grey": "#9aa4af"},
     ),
 )
+# One colour an engine in every chart; ours by what it is.
+COLOURS = {
+    "Atlas": "blue",
+    "Atlas, step path": "blue",
+    "Atlas, warm": "blue",
+    "Atlas, whole engine": "teal",
+    "Atlas, other process": "teal",
+    "bare SQL": "grey",
+    "LangGraph": "amber",
+    "LangGraph, delta": "amber",
+    "LangGraph, append": "brown",
+    "DBOS": "red",
+    "Absurd": "violet",
+}
+NAMES = {
+    "atlas": "Atlas",
+    "raw": "bare SQL",
+    "langgraph": "LangGraph",
+    "langgraph delta": "LangGraph, delta",
+    "langgraph append": "LangGraph, append",
+    "dbos": "DBOS",
+    "absurd": "Absurd",
+}
 WIDTH, HEIGHT = 720, 420
 LEFT, RIGHT, TOP, BOTTOM = 76, 196, 58, 52
 
@@ -84,7 +101,8 @@ def medians(
         value = y(line) if line["bench"] == bench and x in line else None
         if value is not None:
             mode = " ".join(str(line[name]) for name in ("mode", "channel", "durability") if name in line)
-            groups[line["peer"]][line[x]][mode].append(value)
+            engine = f"{line['peer']} {line['channel']}" if "channel" in line else line["peer"]
+            groups[engine][line[x]][mode].append(value)
     return {
         peer: sorted((at, _best(bench, [statistics.median(v) for v in modes.values()])) for at, modes in points.items())
         for peer, points in groups.items()
@@ -125,19 +143,18 @@ def plots(lines: list[Line]) -> list[Plot]:
     lengths = (10, 100, 1000)
     return [
         Plot(
-            "steps", "Durable steps per second, as a share of a bare asyncpg INSERT loop", "concurrent runs", "× bare loop",
+            "steps", "Durable steps per second beside a bare asyncpg INSERT loop", "concurrent runs", "× bare loop",
             ours | named(rates), (1.0, "bare loop"), (1, 8, 32, 128),
         ),
         Plot("growth", "One more step of a conversation", "messages of 2 KB so far", "ms", named(costs), None, lengths),
         Plot("wal", "Write-ahead log of one more step", "messages of 2 KB so far", "KB", named(wal), None, lengths),
-        Plot("resume", "From the decision to the tool (median)", "messages of 2 KB", "ms", resumed, None, lengths),
+        Plot("resume", "From the decision to the tool, median", "messages of 2 KB", "ms", resumed, None, lengths),
     ]  # fmt: skip
 
 
 def named(series: dict[str, list[tuple[float, float]]]) -> dict[str, list[tuple[float, float]]]:
     """Return series by the names that people know, ours first."""
-    names = {"atlas": "Atlas", "raw": "bare SQL", "langgraph": "LangGraph", "dbos": "DBOS", "absurd": "Absurd"}
-    return {names[peer]: series[peer] for peer in names if series.get(peer)}
+    return {NAMES[engine]: series[engine] for engine in NAMES if series.get(engine)}
 
 
 def draw(plot: Plot, theme: Theme) -> str:
@@ -176,9 +193,10 @@ def draw(plot: Plot, theme: Theme) -> str:
     if plot.level:
         path(f"M{LEFT} {up(plot.level[0]):.1f}H{end}", theme.quiet, ' stroke-dasharray="4 4"')
         text(end + 18, labels[plot.level[1]], f"{plot.level[1]} 1", theme.quiet)
-    for (name, line), colour in zip(plot.series.items(), theme.series, strict=False):
+    for name, line in reversed(plot.series.items()):  # ours, the first, is drawn over the others
         if not line:
             continue
+        colour = theme.series[COLOURS[name]]
         width = 3 if name.startswith("Atlas") else 2
         path("M" + "L".join(f"{across(x):.1f} {up(y):.1f}" for x, y in line), colour, f' stroke-width="{width}"')
         for x, y in line:
@@ -186,12 +204,17 @@ def draw(plot: Plot, theme: Theme) -> str:
             out.append(f"{shape}<title>{escape(name)}: {y:.3g}</title></circle>")
         x, value = across(line[-1][0]), line[-1][1]
         path(f"M{x + 6:.1f} {up(value):.1f}L{end + 14} {labels[name] - 4:.1f}", colour)
-        text(end + 18, labels[name], f"{name} {value:.3g}", colour)
+        text(end + 18, labels[name], f"{name} {short(value)}", colour)
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'font-family="system-ui, sans-serif" font-size="13" role="img"><title>{escape(plot.title)}</title>'
     )
     return "\n".join([head, *out, "</svg>"]) + "\n"
+
+
+def short(value: float) -> str:
+    """Return a figure in at most three digits that say something."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def spread(wanted: list[tuple[float, str]]) -> dict[str, float]:
