@@ -17,7 +17,7 @@ from core.conversation import CallKey, Message, ToolCall
 from core.engine import Actor, Engine, Rules
 from core.holder import Holder
 from core.worker import Worker
-from tests.benchmarks.server import Meter, Server
+from tests.benchmarks.server import Meter, Server, counting
 from tests.benchmarks.subjects import (
     Everybody,
     InstantModel,
@@ -58,9 +58,7 @@ async def growth(server: Server, *, counted: bool = False) -> None:
                     await one(text)
                     lat.append(time.perf_counter() - begun)
             payload = 2000
-            meter.emit(
-                "growth" + ("_counted" if counted else ""), len(lat), lat, messages=messages, payload_bytes=payload
-            )
+            meter.emit("growth", len(lat), lat, messages=messages, payload_bytes=payload, **counting(counted))
             await opened.close()
 
 

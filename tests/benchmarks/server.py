@@ -81,6 +81,7 @@ class Server:
 async def started(scale: float, given: str | None, out: Callable[[str], object]) -> AsyncIterator[Server]:
     """Lend the server at *given*, whose role may create databases; else an embedded one of its own."""
     if given is not None:
+        await _extend(given)
         yield Server(given, scale, await _settings(given), out)
         return
     # Directly under /tmp and passable, so that the server's own user reaches it when root measures.
@@ -88,16 +89,22 @@ async def started(scale: float, given: str | None, out: Callable[[str], object])
     directory.chmod(0o711)
     embedded = await start_embedded(directory, settings=SETTINGS)
     try:
-        admin = await asyncpg.connect(embedded.dsn)
-        try:
-            await admin.execute("create extension if not exists pg_walinspect")
-            await admin.execute("create extension if not exists pg_stat_statements")
-        finally:
-            await admin.close()
+        await _extend(embedded.dsn)
         yield Server(embedded.dsn, scale, await _settings(embedded.dsn), out)
     finally:
         await embedded.stop()
         shutil.rmtree(directory)
+
+
+async def _extend(dsn: str) -> None:
+    """Add what counts commits and statements, where the role may and the server has it."""
+    admin = await asyncpg.connect(dsn)
+    try:
+        for extension in ("pg_walinspect", "pg_stat_statements"):
+            with suppress(asyncpg.PostgresError):
+                await admin.execute(f"create extension if not exists {extension}")
+    finally:
+        await admin.close()
 
 
 async def _settings(dsn: str) -> dict[str, str]:
@@ -215,6 +222,11 @@ class Meter:
         if lat:
             line |= {"p50_ms": round(1000 * statistics.median(lat), 2), "p95_ms": round(1000 * pct(lat, 0.95), 2)}
         self._server.emit(line)
+
+
+def counting(counted: bool) -> dict[str, Any]:
+    """Return what marks the line of a measurement whose statements were counted, which made it slower."""
+    return {"counted": True} if counted else {}
 
 
 def pct(values: Sequence[float], share: float) -> float:

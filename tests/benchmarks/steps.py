@@ -23,7 +23,7 @@ from core.holder import Holder
 from core.loop import Loop
 from core.ports import Claimed
 from core.worker import Worker
-from tests.benchmarks.server import Meter, Server
+from tests.benchmarks.server import Meter, Server, counting
 from tests.benchmarks.subjects import RESULT, InstantModel, Look, Subject, scopes, subject
 
 CONCURRENCY = (1, 8, 32, 128)
@@ -98,7 +98,7 @@ async def step_path(server: Server, clients: int, *, counted: bool = False) -> N
         async with Meter(server, counted=counted) as meter:
             until = time.perf_counter() + SECONDS * server.scale
             await asyncio.gather(*(run(holder, until) for holder in holders))
-        meter.emit("step_path" + ("_counted" if counted else ""), len(lat), lat, concurrency=clients)
+        meter.emit("step_path", len(lat), lat, concurrency=clients, **counting(counted))
         await opened.close()
 
 
@@ -134,7 +134,7 @@ async def engine(server: Server, clients: int, *, counted: bool = False) -> None
         model.lat.clear()
         async with Meter(server, counted=counted) as meter:
             await drained(opened, agent, model, clients, runs)
-        meter.emit("steps" + ("_counted" if counted else ""), runs * STEPS, model.lat, concurrency=clients)
+        meter.emit("steps", runs * STEPS, model.lat, concurrency=clients, **counting(counted))
         left = await opened.pool.fetchval("select count(*) from runs where state = 'running'")
         steps = await opened.pool.fetchval("select sum(step) from runs")
         assert left == 0, left

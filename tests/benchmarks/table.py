@@ -19,7 +19,10 @@ def table(lines: list[dict[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     bare = {}
     for line in lines:
+        if line["bench"] == "machine":
+            continue
         size = ", ".join(f"{line[name]} {name}" if name != "mode" else line[name] for name in SIZES if name in line)
+        size += ", counted" if line.get("counted") else ""
         groups[f"{line['peer']} {line['bench']}", size].append(line)
         if line["bench"] == "asyncpg" and line.get("mode", "asyncio") == "asyncio":
             bare[line.get("round"), line["concurrency"]] = line["per_s"]
