@@ -226,6 +226,10 @@ class PgDesk:
     ) -> Decided:
         """Record an approval or vote, a decline, or an outcome's answer; exactly one of N racing decisions wins."""
         act = "approve" if approve else "decline"
+        if approve:
+            at_once = await self._approve_at_once(suspension_id, token, digest, clicker, reason, worker_id)
+            if at_once is not None:
+                return at_once
         async with self._database.transaction() as connection:
             found = await self._lock(connection, suspension_id)
             if found is None:
@@ -390,19 +394,47 @@ class PgDesk:
             voting=status is SuspensionStatus.APPROVED,
             hints=self._database.hints,
             now=now,
+            token=None,
+            digest=None,
         )
         assert row is not None  # both rows are locked and were looked at above
-        decided, after = suspension_of(parsed(row["suspension"]), votes), run_of(parsed(row["run"]))
         if status is SuspensionStatus.DECLINED:
             text = f"Declined, nothing was done: {endings.title_of(suspension)}." + (
                 f" Reason: {reason}" if reason else ""
             )
             place = f"notice:{suspension.id}:declined"
             await endings.owe_notice(connection, run, place, text, now, ref=suspension.id, by=clicker.id)
-        claimed = None
-        if run.state is RunState.SUSPENDED and after.claim_token is not None:
-            claimed = Fence(after.id, after.claim_token)
-        return Decided(None, decided, after, claimed=claimed)
+        return _decided(row, votes)
+
+    async def _approve_at_once(
+        self,
+        suspension_id: str,
+        token: str,
+        digest: str | None,
+        clicker: Clicker,
+        reason: str | None,
+        worker_id: str | None,
+    ) -> Decided | None:
+        """Record a plainly good approval in one statement and one round trip; None: look at it under the lock."""
+        async with self._database.connection() as connection:
+            row = await sql.decide_suspension.row(
+                connection,
+                run_id=suspension_id.partition(".")[0],
+                suspension_id=suspension_id,
+                status=SuspensionStatus.APPROVED.value,
+                by=clicker.id,
+                reason=cleaned(reason),
+                edited_arguments=None,
+                worker_id=worker_id,
+                act="approve",
+                via=clicker.via.value,
+                voting=True,
+                hints=self._database.hints,
+                now=self._database.now(),
+                token=token,
+                digest=digest,
+            )
+        return None if row is None else _decided(row, (clicker.id,))
 
     async def _answer_late(
         self,
@@ -445,7 +477,10 @@ class PgDesk:
             waiting = await sql.look_for_siblings.row(connection, run_id=run_id)
             assert waiting is not None
             if run.claim_token is None and not waiting["acting"]:
-                halted = await endings.halt_unclaimed(connection, run_id, HaltReason.STOPPED_BY_USER, "", now, by=by.id)
+                words = f"Stopped by @{by.id}."
+                halted = await endings.halt_unclaimed(
+                    connection, run_id, HaltReason.STOPPED_BY_USER, words, now, by=by.id
+                )
                 await self._hint(connection, endings.OUTBOX, run_id)
                 return Stopped("halted", halted)
             row = await sql.request_stop.value(connection, run_id=run_id, by=by.id, now=now)
@@ -582,6 +617,14 @@ class _Refused(Exception):
 async def _locked(connection: "Connection", run_id: str) -> Run | None:
     row = await sql.lock_run.value(connection, run_id=run_id)
     return None if row is None else run_of(parsed(row))
+
+
+def _decided(row: asyncpg.Record, votes: Sequence[str]) -> Decided:
+    decided, after = suspension_of(parsed(row["suspension"]), votes), run_of(parsed(row["run"]))
+    claimed = None
+    if row["was"] == RunState.SUSPENDED.value and after.claim_token is not None:
+        claimed = Fence(after.id, after.claim_token)
+    return Decided(None, decided, after, claimed=claimed)
 
 
 def _pair(row: asyncpg.Record) -> tuple[Suspension, Run]:

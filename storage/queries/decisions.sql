@@ -35,16 +35,28 @@ with moved as (
 )
 select to_json(moved) as run from moved;
 
--- name: decide_suspension(run_id, suspension_id, status, by, reason, edited_arguments, worker_id, act, via, voting, hints, now)
+-- name: decide_suspension(run_id, suspension_id, status, by, reason, edited_arguments, worker_id, act, via, voting, hints, now, token, digest)
 -- open -> approved, declined, edited, happened or did_not_happen, and the run suspended -> running, claimed for $7 if
 -- given. A run that is running already (a sibling executes) only learns that there is news. One statement, since a
--- person waits for it: the vote ($10), the audit, the card and the hints ($11) ride along. No row: it is not open, or
--- the run has ended.
-with decided as (
+-- person waits for it: the vote ($10), the audit, the card and the hints ($11) ride along. $13 and $14: the token and
+-- digest of the click, for a caller who has locked nothing; then only an approval that one person's yes decides counts,
+-- in time. "was": the run's state before. No row: it is not open, the run has ended, or, with a token, the click is not
+-- plainly good or somebody holds a row just now: look again under the lock.
+with held as (
+    select r.state as was
+    from runs r join suspensions s on s.run_id = r.id
+    where r.id = $1 and s.id = $2
+      and ($13::text is null
+           or (s.token = $13 and s.digest = coalesce($14::text, s.digest) and s.kind = 'approval' and s.status = 'open'
+               and s.expires_at > coalesce($12::timestamptz, now()) and r.state in ('suspended', 'running')
+               and coalesce((s.policy::json ->> 'count')::integer, 1) = 1))
+    for update of r, s skip locked
+), decided as (
     update suspensions set status = $3, decided_at = coalesce($12::timestamptz, now()), decided_by = $4, reason = $5,
                            edited_arguments = $6::text, edited_by = case when $6::text is null then edited_by else $4 end
     where id = $2 and run_id = $1 and status = 'open'
       and exists (select from runs where id = $1 and state in ('suspended', 'running'))
+      and exists (select from held)
     returning *
 ), moved as (
     update runs set
@@ -78,7 +90,7 @@ with decided as (
            true, coalesce($5, status)
     from decided
 )
-select to_json(moved) as run, to_json(decided) as suspension,
+select to_json(moved) as run, to_json(decided) as suspension, (select was from held) as was,
        case when $11::boolean then pg_notify('atlas_outbox', moved.id)::text end as outbox_hint,
        case when $11::boolean and moved.claim_token is null then pg_notify('atlas_work', moved.id)::text end as work_hint
 from moved, decided;

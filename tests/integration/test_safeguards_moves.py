@@ -78,10 +78,39 @@ async def test_the_statement_of_a_decision_takes_only_what_is_open(world: World,
     row = await sql.decide_suspension.row(
         world.pool, run_id=run_id, suspension_id=ask.id, status="approved", by="U2", reason=None,
         edited_arguments=None, worker_id=world.worker_id, act="approve", via="button", voting=True, hints=False,
-        now=world.now,
+        now=world.now, token=None, digest=None,
     )  # fmt: skip
     assert row is None
     assert await world.everything() == before
+
+
+@pytest.mark.parametrize("wrong", ["token", "digest", "late", "two needed", "held", None])
+async def test_an_approval_in_one_statement_is_plainly_good_or_nothing(world: World, wrong: str | None) -> None:
+    """Taken without a look under the lock: whatever is not plainly good is left, untouched, to that look."""
+    run_id, (ask,) = await world.suspended(policy=Approval(by="anyone", count=2 if wrong == "two needed" else 1))
+    if wrong == "late":
+        world.pass_time(1801)
+    before = await world.everything()
+    async with world.pool.acquire() as other, other.transaction():
+        if wrong == "held":
+            await other.execute("select from runs where id = $1 for update", run_id)
+        row = await sql.decide_suspension.row(
+            world.pool, run_id=run_id, suspension_id=ask.id, status="approved", by="U1", reason=None,
+            edited_arguments=None, worker_id=world.worker_id, act="approve", via="button", voting=True, hints=False,
+            now=world.now, token="forged" if wrong == "token" else ask.token,
+            digest="forged" if wrong == "digest" else ask.digest,
+        )  # fmt: skip
+    assert (row is None) == (wrong is not None)
+    assert (await world.everything() == before) == (wrong is not None)
+
+
+async def test_of_many_approvals_at_once_one_wins_without_any_lock_held_before(world: World) -> None:
+    """Each tries the one statement first; who finds the rows held looks again under the lock."""
+    run_id, (ask,) = await world.suspended()
+    clicks = [world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=True) for _ in range(8)]
+    decided = await asyncio.gather(*clicks)
+    assert sorted(str(each.refusal) for each in decided) == ["None"] + [str(Refusal.DECIDED)] * 7
+    assert await world.value("select news from runs where id = $1", run_id) == 1
 
 
 async def test_no_card_opens_again_over_news(world: World) -> None:
