@@ -25,6 +25,7 @@ from bot.delivery import Delivery
 from bot.homes import Homes
 from bot.listeners.service import InFlight
 from bot.loading import Models, load_agent, load_model, route_of
+from bot.loopwatch import LoopWatch
 from bot.opening import Stores, rules_of, stores
 from bot.people import SlackDirectory
 from bot.policies import examine_policies
@@ -162,6 +163,7 @@ class Replica:
         )
         self.mail_due = asyncio.Event()
         self.schedule = Schedule()
+        self.loop_watch = LoopWatch()
         self.app = build_app(
             installation,
             self.engine,
@@ -206,6 +208,7 @@ class Replica:
 
     async def start(self) -> str:
         """Start everything that the role runs; return the address of the HTTP port."""
+        self.loop_watch.start()
         await self.heartbeat.beat()
         self._spawn(self.heartbeat.run(), "heartbeat")
         self._spawn(self._listen(), "hints")
@@ -320,6 +323,7 @@ class Replica:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.heartbeat.stop()
+        self.loop_watch.stop()
 
     # -- what operators ask -----------------------------------------------------------------------------------
 
@@ -340,7 +344,11 @@ class Replica:
 
     async def metrics(self) -> dict[str, float]:
         """Return figures, by name without the atlas_ prefix."""
-        figures: dict[str, float] = {"runs_here": self.worker.busy, "heartbeat_streak": self.heartbeat.streak}
+        figures: dict[str, float] = {
+            "runs_here": self.worker.busy,
+            "heartbeat_streak": self.heartbeat.streak,
+            "event_loop_blocked_seconds": self.loop_watch.blocked_ms / 1000,
+        }
         if self.connections is not None:
             figures["slack_connections"] = await self.connections.alive()
         try:

@@ -7,6 +7,7 @@ the news that it saw.
 
 import asyncio
 import logging
+import unicodedata
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -246,7 +247,7 @@ class Loop:
             cost = money(reply.spend_usd)
             took = round((holder.clock.monotonic() - begun) * 1000)
             holder.note("model", ms=took, spend_usd=cost, calls=[call.tool for call in reply.calls])
-            if reply.text.strip() or reply.calls:
+            if reply.calls or _visible(reply.text):
                 holder.owe(call_usd=cost)
                 return reply
             await self._charge(call_usd=cost)
@@ -390,6 +391,11 @@ class Loop:
 
 def _said(reply: ModelReply) -> Message:
     return Message(role="assistant", text=reply.text, calls=reply.calls, raw=reply.raw)
+
+
+def _visible(text: str) -> bool:
+    """Say whether a person would see anything: spaces, controls and zero-width characters show nothing."""
+    return any(not (c.isspace() or unicodedata.category(c) in ("Cc", "Cf", "Cs")) for c in text)
 
 
 def _unusable(reply: ModelReply) -> str | None:
