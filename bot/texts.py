@@ -4,12 +4,13 @@ Decides: the wording. Does not: lay anything out (blocks does) or know Slack's s
 cause: a sentence that promises more than the rows say; so "done" stands only where an effect is recorded.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from decimal import Decimal
 from urllib.parse import quote
 
-from bot.lines import Bold, Channel, Code, Group, Line, Link, When, Who, clip, joined, plain, usd, visible
+from bot.lines import Bold, Channel, Code, Group, Line, Link, Part, When, Who, clip, joined, plain, usd, visible
 from core.approvals import Refusal, channel_of
 from core.budget import BUDGET_REASONS, granted
 from core.ports import Stopped
@@ -95,6 +96,14 @@ def place_link(workspace_url: str, channel: str, ts: str, thread_ts: str | None 
     if thread_ts and thread_ts != ts:
         url += f"?thread_ts={quote(thread_ts)}&cid={quote(channel)}"
     return url
+
+
+def naming(text: str, people: set[str]) -> Line:
+    """Return a text of ours with those of *people* mentioned whom it names as "@U…"; everybody else stays text."""
+    parts: list[Part] = []
+    for at, part in enumerate(re.split(r"@([UW][A-Z0-9]+)\b", text)):
+        parts.append(part if at % 2 == 0 else Who(part) if part in people else f"@{part}")
+    return tuple(part for part in parts if part)
 
 
 # ---- cards -----------------------------------------------------------------------------------------------------------
@@ -212,7 +221,9 @@ def phase(suspension: Suspension, newer: Link | None) -> tuple[str, Line]:
         case SuspensionStatus.EDITED:
             return "✏️", (Bold("Edited"), " by ", Who(suspension.edited_by or suspension.decided_by or "somebody"))
         case SuspensionStatus.STOPPED:
-            who: Line = (" by ", by) if suspension.decided_by else ()
+            stopper = re.fullmatch(r"stopped by (\S+)", suspension.reason or "")
+            by = Who(stopper[1]) if stopper else by
+            who: Line = (" by ", by) if stopper or suspension.decided_by else ()
             return "⏹️", (Bold("Stopped"), *who, ", nothing was done")
         case SuspensionStatus.HAPPENED:
             return "✅", (Bold("It happened"), ", says ", by)
@@ -268,6 +279,9 @@ def progress(run: Run, doing: str) -> Line:
 
 def halt_reason(run: Run, detail: str) -> Line:
     """Say why a run is halted."""
+    stopper = re.fullmatch(r"Stopped by @(\S+)\.", detail)
+    if stopper and run.halt_reason is HaltReason.STOPPED_BY_USER:
+        return ("It was stopped by ", Who(stopper[1]), ".")
     words = HALT_WORDS[run.halt_reason] if run.halt_reason else "It was stopped."
     return (words, " ", visible(detail)) if detail else (words,)
 
@@ -296,7 +310,7 @@ def fail_reason(run: Run, detail: str) -> Line:
 def one_run(run: Run, link: Link | None) -> Line:
     """Describe a run in one line."""
     reason: Line = ()
-    if run.state is RunState.HALTED and run.halt_reason:
+    if run.state is RunState.HALTED and run.halt_reason not in (None, HaltReason.STOPPED_BY_USER):
         reason = (f" ({HALT_WORDS[run.halt_reason].rstrip('.').lower()})",)
     where: Line = (" · ", link) if link else ()
     question = clip(visible(run.question), 80)
@@ -334,15 +348,15 @@ def refusal(
         case Refusal.REPLACED:
             return ("This card was replaced by a newer version. Please decide on the newest card.", *there)
         case Refusal.NOT_AN_APPROVER:
-            may: Line = ("The policy says who.",)
+            may: Line = ("the policy says who.",)
             if suspension and suspension.kind is SuspensionKind.OUTCOME:
                 may = (Who(owner), " and the operators may answer.")
             elif suspension and run:
                 may = (*approvers(suspension.policy, run, groups), " may.")
-            return ("You are not an approver of this request, so nothing was done. ", *may)
+            return ("You are not an approver of this request, so nothing was done. Ask somebody who is: ", *may)
         case Refusal.OWN_REQUEST:
-            who: Line = (*approvers(suspension.policy, run, groups), " may.") if suspension and run else ()
-            return ("You asked for this yourself, and its policy wants somebody else's approval. ", *who)
+            who: Line = (*approvers(suspension.policy, run, groups), " may") if suspension and run else ("theirs",)
+            return ("You asked for this yourself, and its policy wants somebody else's approval: ", *who, ".")
         case Refusal.COULD_NOT_CHECK:
             return ("Atlas could not check whether you may do this, so nothing was done. Please press again.",)
         case Refusal.PRESS_AGAIN:

@@ -144,14 +144,28 @@ def _status(
         sign, words = texts.phase(suspension, around.link(newer, "open it", run.thread_ts))
         blocks.append(rich_line((f"{sign} ", *(part for part in _short(words)))))
         return mrkdwn((f"{sign} ", *_short(words), f" · {title}"))
-    if inputs.versus:
+    editor = inputs.versus.edited_by if inputs.versus else None
+    if editor:
+        blocks.append(
+            rich_line((Bold("Edited by "), Who(editor), ", so it is asked anew. Please look at what changed."))
+        )
+    elif inputs.versus:
         blocks.append(
             rich_line((Bold("This changed while it was waiting"), ", so it is asked again. Please look anew."))
         )
-    if suspension.note and not (inputs.versus and suspension.note == _SAID_BY_VERSUS):
-        blocks.append(rich_line((clip(visible(suspension.note), 1_000),)))
+    if suspension.note and not (inputs.versus and (editor or suspension.note == _SAID_BY_VERSUS)):
+        blocks.append(rich_line(texts.naming(clip(visible(suspension.note), 1_000), _concerned(inputs))))
     question = "Did it happen" if suspension.kind is SuspensionKind.OUTCOME else "Waiting for approval"
     return mrkdwn((f"✋ {question}: {title} · asked by ", Who(suspension.asked_by)))
+
+
+def _concerned(inputs: RenderInputs) -> set[str]:
+    """Return whom a note of ours may name: those who already have a part in the request."""
+    found = {inputs.run.owner.user_id} if inputs.run else set()
+    for one in (inputs.suspension, inputs.versus):
+        if one is not None:
+            found |= {it for it in (one.asked_by, one.decided_by, one.edited_by, *one.votes) if it}
+    return found
 
 
 def _short(line: Line) -> Line:

@@ -158,5 +158,6 @@ def read_form(
             place = problem["loc"]
             name = str(place[0]) if place and str(place[0]) in schema.get("properties", {}) else next(iter(typed), "")
             where = " · ".join(str(it) for it in place[1:])
-            errors.setdefault(name, clip(f"{where}: {problem['msg']}" if where else problem["msg"], 300))
+            said = str(problem["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+            errors.setdefault(name, clip(f"{where}: {said}" if where else said, 300))
         return {}, errors

@@ -126,7 +126,7 @@ def halt(inputs: RenderInputs, halt_number: str) -> tuple[str, list[Block]]:
     ]
     if inputs.continuable:
         blocks.append({"type": "actions", "elements": [button("continue", "Continue", continue_value(run), "primary")]})
-        who: Line = ("Only ", Who(run.owner.user_id), " can continue it, or “@Atlas continue” in this thread.")
+        who: Line = ("Only ", Who(run.owner.user_id), " can continue it: here, or by “@Atlas continue” in the thread.")
     else:
         who = ("It can no longer be continued: a newer message took over.",)
     blocks.append(context(who, (Code(run.id), f" · {question}")))

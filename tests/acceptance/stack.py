@@ -441,7 +441,7 @@ class Stack:
         return [*crm, *(Effect(e.key, e.requests) for e in self._workshop.effects())]
 
     def _needs_approval(self) -> frozenset[str]:
-        return frozenset({"send_quote", "pay", "pay_openly", "pay_blind"})
+        return frozenset({"send_quote", "pay", "pay_openly", "pay_four_eyes", "pay_blind"})
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from pydantic import BaseModel, JsonValue
+from pydantic import BaseModel, JsonValue, field_validator
 
 from core import (
     Agent,
@@ -49,6 +49,13 @@ class Work(BaseModel):
 
     what: str
     amount: int = 0
+
+    @field_validator("what")
+    @classmethod
+    def _something(cls, what: str) -> str:
+        if what == "nothing":
+            raise ValueError("there has to be something to do")
+        return what
 
 
 class _Workshop(Tool[Work]):
@@ -120,6 +127,13 @@ class PayTogether(_Write):
     approval = Approval(by="anyone")
 
 
+class PayFourEyes(_Write):
+    """A severe write that two people approve who did not ask for it."""
+
+    name = "pay_four_eyes"
+    approval = Approval(by="anyone", count=2, self_approval=False, severity="high")
+
+
 class PayBlind(_Workshop):
     """A write that nobody can be asked about but a person."""
 
@@ -151,7 +165,7 @@ async def scopes(user: User) -> Scope:
 
 agent = Agent(
     instructions="Work for the tests.",
-    tools=[Look(), Note(), Pay(), PayTogether(), PayBlind()],
+    tools=[Look(), Note(), Pay(), PayTogether(), PayFourEyes(), PayBlind()],
     scopes=scopes,
     limits=LIMITS,
     model=RemoteModel(),
