@@ -13,7 +13,17 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from core.agent import Agent
-from core.approvals import Clicker, Person, Refusal, Via, channel_of, may_acknowledge, may_answer_outcome, may_decide
+from core.approvals import (
+    Clicker,
+    Person,
+    Refusal,
+    Via,
+    channel_of,
+    late,
+    may_acknowledge,
+    may_answer_outcome,
+    may_decide,
+)
 from core.budget import granted
 from core.calls import ready
 from core.conversation import ToolCall
@@ -26,6 +36,9 @@ from core.tools import UserGroup
 
 # A click is judged within this many seconds, else "could not check": Slack's own limit for the ack is 3 s.
 JUDGE_WITHIN_S = 1.5
+# Proved by rows that were read without a lock: the token of a decided, replaced or reopened card never counts again.
+# Not EXPIRED: that one is written down, or is an outcome that may still be answered.
+SETTLED = frozenset({Refusal.DECIDED, Refusal.REPLACED, Refusal.PRESS_AGAIN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +127,7 @@ class Engine:
                 worker_id=self.room.worker_id_if_room(),
             )
 
-        return await self._judged(actor, suspension_id, act, move, approve=approve)
+        return await self._judged(actor, suspension_id, token, act, move, approve=approve)
 
     async def edit(self, actor: Actor, suspension_id: str, token: str, arguments: dict[str, Any]) -> Decided:
         """Replace the call's arguments; the edited call gets its own preview, digest and card.
@@ -129,12 +142,13 @@ class Engine:
             checked = valid_arguments(self.agent, found[0], arguments, clicker.id)
             return await self.desk.edit(suspension_id, token, clicker, checked, worker_id=self.room.worker_id_if_room())
 
-        return await self._judged(actor, suspension_id, "edit", move, approve=True, editing=True)
+        return await self._judged(actor, suspension_id, token, "edit", move, approve=True, editing=True)
 
     async def _judged(
         self,
         actor: Actor,
         suspension_id: str,
+        token: str,
         act: str,
         move: Callable[[Clicker], Any],
         *,
@@ -148,7 +162,7 @@ class Engine:
             at = suspension_id if found is None else found[0]
             await self.desk.refuse(at, bare, act, Refusal.UNKNOWN, where)
             return Decided(Refusal.UNKNOWN, None, None)
-        suspension, run, _ = found
+        suspension, run, expired = found
         try:
             async with asyncio.timeout(JUDGE_WITHIN_S):
                 clicker = await self._clicker(actor, suspension, run)
@@ -158,6 +172,10 @@ class Engine:
         refusal = self._verdict(suspension, run, clicker, approve=approve, editing=editing)
         if refusal is not None:
             await self.desk.refuse(suspension, clicker, act, refusal, "the policy does not allow it")
+            return Decided(refusal, suspension, run)
+        refusal = late(suspension, token, expired=expired)
+        if refusal in SETTLED:
+            await self.desk.refuse(suspension, clicker, act, refusal, "it was so when it was read")
             return Decided(refusal, suspension, run)
         decided: Decided = await move(clicker)
         if decided.claimed is not None:

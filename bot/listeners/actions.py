@@ -42,7 +42,8 @@ def register(app: AsyncApp, service: Service) -> None:
                 digest=press.digest,
             )
         await args.ack()
-        service.moved()
+        if decided.refusal in (None, Refusal.EXPIRED):
+            service.moved()
         if decided.refusal is not None:
             await whisper(args, service.refusal(decided))
         await _redraw(args, service)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slack_bolt.kwargs_injection.async_args import AsyncArgs
+from slack_sdk.webhook.async_client import AsyncWebhookClient
 
 from bot import texts
 from bot.blocks import Surroundings
@@ -211,11 +212,18 @@ class Service:
         return texts.refusal(decided.refusal, decided.suspension, decided.run, link, self.groups())
 
 
+async def _respond(args: AsyncArgs, **message: Any) -> None:
+    """Post to the payload's response_url over this process's connections; Bolt's own way opens a new one each time."""
+    answer = await AsyncWebhookClient(args.body["response_url"], session=args.client.session).send(**message)
+    if answer.status_code != 200:
+        log.warning("a private answer was refused: %s %s", answer.status_code, answer.body[:100])
+
+
 async def whisper(args: AsyncArgs, line: Line) -> None:
     """Answer privately through the payload's response_url; in Home or a modal, where there is none, in a modal."""
     try:
         if args.body.get("response_url"):
-            await args.respond(text=mrkdwn(line), response_type="ephemeral", replace_original=False)
+            await _respond(args, text=mrkdwn(line), response_type="ephemeral", replace_original=False)
         elif args.body.get("trigger_id"):
             await args.client.views_open(trigger_id=args.body["trigger_id"], view=told(line))
     except CALL_ERRORS as error:
@@ -227,6 +235,7 @@ async def whisper_lines(args: AsyncArgs, lines: Sequence[Line], blocks: Sequence
     """Answer a slash command privately with several lines. *blocks*: how they look, unless as plain lines."""
     text = "\n".join(mrkdwn(line) for line in lines)[:3_500]
     try:
-        await args.respond(text=text, blocks=list(blocks or sections(list(lines)))[:50], response_type="ephemeral")
+        shown = list(blocks or sections(list(lines)))[:50]
+        await _respond(args, text=text, blocks=shown, response_type="ephemeral")
     except CALL_ERRORS as error:
         log.warning("a command could not be answered: %s", read_failure(error).error)
