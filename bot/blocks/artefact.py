@@ -98,11 +98,11 @@ def artefact(preview: Preview, *, table: bool = True) -> list[Block]:
         blocks.append({"type": "rich_text", "elements": sections})
     if preview.text:
         blocks.append(quoted(preview.text))
-    return blocks or [rich_line((EMPTY,))]
+    return blocks
 
 
-def beginning(preview: Preview) -> list[Block]:
-    """Return the start of an artefact that does not fit, saying what is missing."""
+def beginning(preview: Preview, how: str) -> list[Block]:
+    """Return the start of an artefact that does not fit, saying what is missing. *how*: where the whole can be read."""
     fields = {clip(visible(k), 100): clip(visible(v), 300) for k, v in list(preview.fields.items())[:8]}
     totals = {clip(visible(k), 100): clip(visible(v), 300) for k, v in list(preview.totals.items())[:8]}
     shown = [
@@ -119,8 +119,7 @@ def beginning(preview: Preview) -> list[Block]:
     if preview.text:
         blocks.append(quoted(clip(visible(preview.text, lines=True), 300)))
     what = " and ".join(missing) or "the beginning"
-    how = f": {what} shown. Press Details to read all of it; Approve is on its last page."
-    blocks.append(rich_line((Bold("Too long for a card"), how)))
+    blocks.append(rich_line((Bold("Too long for a card"), f": {what} shown.{how}")))
     return blocks
 
 

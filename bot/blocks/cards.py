@@ -93,7 +93,7 @@ def card(
     fallback = _status(blocks, suspension, run, inputs, around, preview.title)
     if is_open and inputs.versus:
         blocks += change_list(changes)
-    blocks += artefact(preview, table=table) if whole else beginning(preview)
+    blocks += artefact(preview, table=table) if whole else beginning(preview, _all_of_it(suspension) if is_open else "")
     if is_open:
         text = mrkdwn(texts.waiting_for(suspension, run, around.groups))
         blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
@@ -107,6 +107,11 @@ def card(
         blocks.append(context(("Asked for with: ", clip(visible(run.question), 300), *((" · ", back) if back else ()))))
     blocks.append(_footer(suspension, inputs, is_open=is_open))
     return fallback, blocks
+
+
+def _all_of_it(suspension: Suspension) -> str:
+    read = " Press Details to read all of it"
+    return f"{read}." if suspension.kind is SuspensionKind.OUTCOME else f"{read}; Approve is on its last page."
 
 
 def pointer(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Block]]:
@@ -176,10 +181,11 @@ def buttons(suspension: Suspension, *, whole: bool) -> list[Block]:
     """Return what may be pressed on an open card. *whole*: everything is visible, so Approve may stand here."""
     value = press_value(suspension)
     if suspension.kind is SuspensionKind.OUTCOME:
-        return [
+        answers = [
             button("happened", "It happened", value, "primary"),
             button("did_not_happen", "It did not happen", value, "danger"),
         ]
+        return answers if whole else [*answers, button("details", "Details", value)]
     decline = button("decline", "Decline", value, "danger")
     if not whole:
         return [button("details", "Details", value, "primary"), decline, button("edit", "Edit", value)]

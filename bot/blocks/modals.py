@@ -10,7 +10,7 @@ from bot import texts
 from bot.blocks.artefact import pages, preview_of, rich_line
 from bot.blocks.cards import changes_of, context
 from bot.lines import Block, Code, Line, clip, mrkdwn, plain_text, rich, visible
-from core.run import Run, Suspension, SuspensionStatus
+from core.run import Run, Suspension, SuspensionKind, SuspensionStatus
 
 DETAILS_NEXT, DETAILS_APPROVE, DECLINE = "details_next", "details_approve", "decline_reason"
 REASON_BLOCK, REASON_INPUT = "reason", "text"
@@ -59,6 +59,8 @@ def details(suspension: Suspension, versus: Suspension | None, run: Run, press: 
     view["private_metadata"] = json.dumps(carried, separators=(",", ":"))
     if page + 1 < len(made):
         return {**view, "submit": plain_text("Next page", 24), "callback_id": DETAILS_NEXT}
+    if suspension.kind is SuspensionKind.OUTCOME and suspension.status is SuspensionStatus.OPEN:
+        return {**view, "blocks": [*blocks, context(("This is all of it. The answers stand on the card.",))]}
     if suspension.status is not SuspensionStatus.OPEN:
         return {**view, "blocks": [*blocks, context(texts.phase(suspension, None)[1])]}
     last = context(("This is the last page. Approve counts for exactly what these pages show.",))

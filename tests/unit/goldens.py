@@ -18,7 +18,8 @@ from bot.desk.tools import SendQuote
 from core.ports import OutboxRow, RenderInputs, TraceEntry
 from core.run import HaltReason, RunState, SuspensionKind, SuspensionStatus
 from core.tools import Approval, UserGroup
-from tests.unit.test_blocks_cards import HUGE, NOON, PHASES, PREVIEWS, REAL, row, run_row, suspension_row
+from tests.unit.test_blocks_cards import HUGE, NOON, PHASES, PREVIEWS, REAL, run_row, suspension_row
+from tests.unit.test_blocks_cards import row as outbox_row
 
 FOLDER = Path(__file__).with_name("golden")
 AROUND = Surroundings(
@@ -40,8 +41,13 @@ class Golden:
     text: str = ""
 
 
-def _message(outbox_row: OutboxRow, inputs: RenderInputs) -> Golden:
-    made = render(outbox_row, inputs, 7, AROUND)
+def row(kind: str = "card", ref: str = "") -> OutboxRow:
+    """Return an outbox row in the run's own thread."""
+    return replace(outbox_row(kind, ref), thread_ts=run_row().thread_ts)
+
+
+def _message(at: OutboxRow, inputs: RenderInputs) -> Golden:
+    made = render(at, inputs, 7, AROUND)
     return Golden("message", made.blocks, made.text)
 
 
@@ -67,6 +73,7 @@ def cards() -> dict[str, Golden]:
             "identical": RenderInputs(run_row(), "", "", suspension_row(preview), identical_success_at=NOON),
         }
         found |= {f"{length}/{state}": _message(row(), inputs) for state, inputs in more.items()}
+        found[f"{length}/elsewhere"] = _message(outbox_row(), RenderInputs(run_row(), "", "", suspension_row(preview)))
         pointer = replace(row(), place="pointer:k7d2m9qa.s1", ref="k7d2m9qa.s1")
         elsewhere = suspension_row(preview, policy=Approval(by="anyone", channel="C0DEALS0001"))
         found[f"{length}/pointer"] = _message(pointer, RenderInputs(run_row(), "", "", elsewhere, links=LINKS))

@@ -377,6 +377,19 @@ def test_an_outcome_card_asks_whether_it_happened() -> None:
     assert "Did it happen" in text
 
 
+def test_an_outcome_that_does_not_fit_can_be_read_whole_and_is_answered_on_its_card() -> None:
+    """Details shows all of it; its last page submits nothing, since a form's Approve would be an answer."""
+    suspension = suspension_row(HUGE, kind=SuspensionKind.OUTCOME)
+    blocks = card(RenderInputs(run_row(), "", "", suspension), AROUND)[1]
+    assert action_ids(blocks) == ["happened", "did_not_happen", "details"]
+    assert "Press Details to read all of it." in shown(blocks)
+    last = details(suspension, None, run_row(), "{}", 999)
+    assert "submit" not in last
+    hold(last["blocks"], "modal")
+    settled = suspension_row(HUGE, status=SuspensionStatus.DECLINED, **by)
+    assert "Press Details" not in shown(card(RenderInputs(run_row(), "", "", settled), AROUND)[1])
+
+
 def test_an_expired_card_offers_to_ask_again_while_the_run_can_be_continued() -> None:
     """Ask again is the same continue as the halt card's: run and halt number."""
     run = run_row(state=RunState.HALTED, halt_reason=HaltReason.SUSPENSION_EXPIRED, halts=2)
