@@ -2,7 +2,7 @@
 
     python tests/benchmarks/run.py [--rounds 3] [--only steps,growth] [--out bench.jsonl]
 
-One JSON line a measurement in the format of the peers' scripts (to --out, else to bench.jsonl here), then a table.
+One JSON line a measurement in the format of the peers' scripts (to --out, else to out/bench.jsonl here), then a table.
 ``BENCH_SCALE=0.2`` makes a quick pass. The server is an embedded PostgreSQL of its own with fsync on, unless ``PGDSN``
 names one (a role that may create databases; as superuser it also gets commit counts).
 """
@@ -68,7 +68,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(GROUPS))
-    parser.add_argument("--out", default="bench.jsonl")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "out" / "bench.jsonl"))
     options = parser.parse_args()
     names = options.only.split(",")
     scale = float(os.environ.get("BENCH_SCALE", "1"))
@@ -96,6 +96,7 @@ def main() -> int:
                     if not server.round or name in EACH_ROUND:
                         await measure(server, name)
 
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(everything())

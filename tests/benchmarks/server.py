@@ -6,6 +6,7 @@ The failure it can cause: anything else that works on the server meanwhile is co
 """
 
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -73,8 +74,8 @@ class Server:
             await admin.close()
 
     def emit(self, line: dict[str, Any]) -> None:
-        """Hand a line out, with the number of its round."""
-        self.out(json.dumps({"round": self.round, **line}))
+        """Hand a line out, with the number of its round and how busy the machine was."""
+        self.out(json.dumps({"round": self.round, **line, "load": round(os.getloadavg()[0], 1)}))
 
 
 @asynccontextmanager
