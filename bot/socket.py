@@ -29,9 +29,13 @@ class _Counted(AsyncSocketModeHandler):
     """Bolt's handler, with every request counted until its ack is sent."""
 
     in_flight: InFlight
+    leaving = False
 
     async def handle(self, client: SocketModeClient, req: SocketModeRequest) -> None:  # type: ignore[override]
-        """Handle one envelope."""
+        """Handle one envelope; when leaving, none: its ack could no longer be sent, so nothing of it may be stored."""
+        if self.leaving:
+            log.info("%s came while leaving; Slack sends it again, or tells the person", req.envelope_id)
+            return
         async with self.in_flight.one():
             await super().handle(client, req)
 
@@ -66,7 +70,9 @@ class SlackSocket:
         return sum([await handler.client.is_connected() for handler in self._handlers])
 
     async def close(self, drain_s: float = 3.0) -> None:
-        """Let running listeners end and send their acks, for at most *drain_s*, then disconnect."""
+        """Take no more, let running listeners end and send their acks, for at most *drain_s*, then disconnect."""
+        for handler in self._handlers:
+            handler.leaving = True
         if not await self.in_flight.idle(drain_s):
             log.warning("%d listeners are still running; Slack sends their events again", self.in_flight.count)
         if self._watchdog is not None:
