@@ -93,7 +93,7 @@ async def _statements(admin: Any, steps: int) -> None:
 def _shape(query: str) -> str:
     """Return a statement without comments, spaces, constants and numbers of parameters, as both sides may write it."""
     query = re.sub(r"/\*.*?\*/|--[^\n]*", "", query, flags=re.DOTALL)
-    return re.sub(r"'[^']*'|\$?\b\d+\b|\s", "", query).replace("$", "")
+    return re.sub(r"'[^']*'|\$?\b\d+\b|\b(null|true|false)\b|\s", "", query).replace("$", "")
 
 
 async def _log(admin: Any, begin: str, end: str, steps: int) -> None:
