@@ -15,6 +15,7 @@ from typing import Any
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.blocks import Rendered, Surroundings, render
+from bot.pace import Pace
 from bot.presence import Presence
 from bot.reach import TRIES_TO_REACH, Copies, Members, Reach
 from bot.slack import CALL_ERRORS, REQUEST_TIMEOUT_S, CallFailed, Failure, FailureKind, Installation, read_failure
@@ -89,6 +90,7 @@ class Delivery:
         self.examples = tuple(examples)
         self.presence = presence
         self.reach = Reach(outbox, client, operators, members)
+        self.pace = Pace(outbox, installation.team_id)
         self.request_timeout_s = request_timeout_s
         self._wake = asyncio.Event()
         self._closing = False
@@ -107,13 +109,12 @@ class Delivery:
         """Deliver until ``close``: at once when woken, else by polling."""
         while not self._closing:
             self._wake.clear()
-            started = 0
             try:
-                started = await self._start_some()
+                await self._start_some()
             except StoreUnavailable as error:
                 log.warning("the outbox cannot be read: %s", error)
-            if started == 0 or len(self._in_flight) >= IN_FLIGHT:
-                await self._until_woken()
+            # Everything owed was taken, or there is no room for more; whoever lands or owes something wakes this.
+            await self._until_woken()
 
     async def close(self) -> None:
         """Stop taking rows and wait for the deliveries in flight."""
@@ -126,7 +127,7 @@ class Delivery:
         """Look at the outbox now: something may be owed."""
         self._wake.set()
 
-    async def _start_some(self) -> int:
+    async def _start_some(self) -> None:
         room = IN_FLIGHT - len(self._in_flight)
         rows = await self.outbox.take(room, LEASE_S) if room > 0 else []
         taken_at = self.clock.monotonic()
@@ -134,7 +135,6 @@ class Delivery:
             task = asyncio.create_task(self._guarded(row, taken_at))
             self._in_flight.add(task)
             task.add_done_callback(self._landed)
-        return len(rows)
 
     def _landed(self, task: "asyncio.Task[None]") -> None:
         self._in_flight.discard(task)
@@ -323,7 +323,7 @@ class Delivery:
         """Wait for this request's turn; False when it is far off: the row was given back and its slot kept."""
         due = self._booked.pop(row.place, None)
         if due is None:
-            wait = await self.outbox.reserve(self.installation.team_id, channel, method, every_s) - burst_s
+            wait = await self.pace.book(channel, method, every_s) - burst_s
             due = self.clock.monotonic() + wait
         wait = due - self.clock.monotonic()
         if wait > LONGEST_WAIT_S:
