@@ -21,6 +21,7 @@ from bot.settings import Settings, read_settings
 from core.approvals import Refusal, Via
 from core.engine import Actor
 from core.errors import AtlasError, Misconfigured, StoreUnavailable
+from core.run import SuspensionKind
 
 ALONE = "work-alone"
 Handler = Callable[[argparse.Namespace], Awaitable[int]]
@@ -172,7 +173,12 @@ async def decide(options: argparse.Namespace) -> int:
         suspension = await desk.open_suspension(options.suspension)
         if suspension is None:
             return _failed(options, f"nothing open by that name: {options.suspension}; atlas show RUN lists them")
-        approve = options.verdict in ("approve", "happened")
+        outcome = suspension.kind is SuspensionKind.OUTCOME
+        words = ("happened", "did_not_happen") if outcome else ("approve", "decline")
+        if options.verdict not in words:
+            asked = "asks whether it happened" if outcome else "waits for an approval"
+            return _failed(options, f"nothing was decided: {suspension.tool} {asked}; say {' or '.join(words)}")
+        approve = options.verdict == words[0]
         decided = await desk.engine.decide(
             _actor(),
             suspension.id,
@@ -239,9 +245,17 @@ def _done(options: argparse.Namespace, text: str, document: dict[str, Any]) -> i
     return 0
 
 
+def _at_least_one(text: str) -> int:
+    """Read a count of the command line; argparse says what is wrong."""
+    if not text.isascii() or not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="atlas", description="A Slack agent that is allowed to act: every write waits for a person's click."
+        prog="atlas",
+        description="A Slack agent that is allowed to act: what needs approval waits for a person's click.",
     )
     parser.add_argument("--verbose", action="store_true", help="log more")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -262,13 +276,13 @@ def _parser() -> argparse.ArgumentParser:
     played.add_argument("--port", type=int, default=0, help="of the page (0: any free one)")
     add("doctor", doctor, "check settings, tokens, Slack, database and agent")
     listed = add("runs", runs, "list runs, newest first")
-    listed.add_argument("--limit", type=int, default=20)
+    listed.add_argument("--limit", type=_at_least_one, default=20, help="how many at most (20)")
     shown = add("show", show, "show one run with its timeline")
     shown.add_argument("run", metavar="RUN")
     decided = add("decide", decide, "approve or decline what waits, or say whether it happened")
     decided.add_argument("suspension", metavar="SUSPENSION", help="its id, or the run's when only one is open")
     decided.add_argument("verdict", choices=("approve", "decline", "happened", "did_not_happen"))
-    decided.add_argument("--reason", default=None, help="told to the model when declining")
+    decided.add_argument("--reason", default=None, help="why; when declining, the model is told")
     continued = add("continue", continue_run, "continue a halted run, on record")
     continued.add_argument("run", metavar="RUN")
     continued.add_argument("--reason", required=True, help="why, for the record")

@@ -7,6 +7,7 @@ write of it lacks a check; so ``core.agent.problems`` is asked, and everything w
 import importlib
 import logging
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ def load_agent(name: str) -> Agent:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise Misconfigured(
-            [f"ATLAS_AGENT={name}: cannot import {module_name} ({error}); run where it lies"]
-        ) from error
+    except ModuleNotFoundError as error:
+        own = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        advice = "start in the directory that holds it" if own else "install what it needs beside Atlas"
+        raise Misconfigured([f"ATLAS_AGENT={name}: cannot import {module_name} ({error}); {advice}"]) from error
     except Exception as error:
-        raise Misconfigured([f"ATLAS_AGENT={name}: importing {module_name} failed: {error}"]) from error
+        what = f"{type(error).__name__}: {error}{_where(error)}"
+        raise Misconfigured([f"ATLAS_AGENT={name}: importing {module_name} failed: {what}"]) from error
     agent = getattr(module, attribute, None)
     if not isinstance(agent, Agent):
         raise Misconfigured([f"ATLAS_AGENT={name}: {attribute} is not a core.Agent in {module_name}"])
@@ -42,6 +44,13 @@ def load_agent(name: str) -> Agent:
     if wrong:
         raise Misconfigured([f"ATLAS_AGENT={name}: {problem}" for problem in wrong])
     return agent
+
+
+def _where(error: Exception) -> str:
+    """Say in which line of which file it was raised; a syntax error says so itself."""
+    frames = traceback.extract_tb(error.__traceback__)
+    last = frames[-1] if frames and not isinstance(error, SyntaxError) else None
+    return f" ({Path(last.filename).name}, line {last.lineno})" if last else ""
 
 
 def load_model(agent: Agent, name: str | None) -> Model:

@@ -35,6 +35,10 @@ def age(then: datetime, now: datetime) -> str:
     return f"{seconds} s"
 
 
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
 def why_of(run: Run) -> str:
     """Return a run's state with its reason, as words."""
     reason = run.halt_reason.value if run.halt_reason else run.fail_reason
@@ -138,7 +142,7 @@ def show_text(view: RunView, timeline: Sequence[tuple[datetime, TraceEntry]], no
         ),
     ]
     if run.recovery_attempts or run.continuations:
-        lines.append(f"recovered {run.recovery_attempts} times · continued {run.continuations} times")
+        lines.append(f"recovered {_times(run.recovery_attempts)} · continued {_times(run.continuations)}")
     for suspension in view.suspensions:
         lines += ["", f"{suspension.kind.value} {suspension.id} · {suspension.status.value}"]
         lines.append(f"  {clipped(str(suspension.preview.get('title', suspension.tool)), width - 2)}")

@@ -19,7 +19,7 @@ from bot.demo.children import CannotStart
 from bot.demo.panel import Panel
 from bot.demo.stage import Stage, records_of, stage
 from bot.demo.workspace import RITA, SALES_DESK
-from bot.settings import Settings, read_settings
+from bot.settings import DESK, Settings, read_settings
 from core.errors import Misconfigured
 
 INVITATION = """
@@ -27,12 +27,17 @@ INVITATION = """
 
   Open     {url}
   You are  Rita Reyes, inside sales (change who you are at the top left)
-  Ask      @Atlas draft and send a quote for Henderson, 200 of SKU-4411
-  Then     Approve it in the thread. Or open “The world” first: put the account
-           on credit hold, change the discount, kill Atlas, let it expire.
+  Ask      @Atlas {ask}
+  Then     {then}
 
   A fresh workspace at each start. Ctrl-C stops everything.
 """
+DESK_ASK = "draft and send a quote for Henderson, 200 of SKU-4411"
+DESK_THEN = """Approve it in the thread. Or open “The world” first: put the account
+           on credit hold, change the discount, kill Atlas, let it expire."""
+OWN_ASK = "and what your agent is for"
+OWN_THEN = """Decide on its cards in the thread. Or open “The world” first: kill Atlas,
+           let a card expire. What concerns the CRM is for the sales desk only."""
 
 
 async def show_page(options: argparse.Namespace) -> int:
@@ -41,8 +46,9 @@ async def show_page(options: argparse.Namespace) -> int:
 
     async def serve(opened: Stage) -> int:
         opened.own_agent = True
+        own = settings.agent != DESK
         began = time.monotonic()
-        async with _curtain_up(opened, settings, options.port, lambda: _invite(opened, options)):
+        async with _curtain_up(opened, settings, options.port, lambda: _invite(opened, options, own=own)):
             _say(f"  Ready: Atlas is connected ({time.monotonic() - began:.0f} s).")
             why = await opened.failure()
             opened.keep_logs = True
@@ -137,9 +143,10 @@ async def _until_stopped(settings: Settings, act: Callable[[Stage], Awaitable[in
         return 1
 
 
-def _invite(opened: Stage, options: argparse.Namespace) -> None:
+def _invite(opened: Stage, options: argparse.Namespace, *, own: bool) -> None:
     url = f"{opened.url}/#/as/{RITA}/{SALES_DESK}"
-    _say(INVITATION.format(url=url))
+    ask, then = (OWN_ASK, OWN_THEN) if own else (DESK_ASK, DESK_THEN)
+    _say(INVITATION.format(url=url, ask=ask, then=then))
     if not options.no_browser and _has_screen():
         webbrowser.open(url)
 

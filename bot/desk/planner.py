@@ -17,6 +17,7 @@ Json = dict[str, Any]
 # Not executed for sure, and seen again in the same turn only after a person continued the run: worth another try.
 _TRY_AGAIN = (Outcome.BUDGET, Outcome.EXPIRED, Outcome.STOPPED)
 _MOST_TRIES = 4
+MOST_PIECES = 1_000_000
 _WRITES = ("draft_quote", "send_quote")
 _FILL = (Wish.QUOTE, Wish.PRICE, Wish.ACCOUNT, Wish.SEND, Wish.QUOTES)
 
@@ -387,6 +388,10 @@ def _ordered(request: Request, turn: Turn, what: str) -> Json | Plan:
         return Say(
             f"Which of the {len(request.lines)} lines should be {request.quantity}? Nothing was done yet.", "lines"
         )
+    for wanted in request.lines:
+        if not 1 <= wanted.quantity <= MOST_PIECES:
+            text = f"I can quote 1 to {MOST_PIECES:,} pieces of an item, not {wanted.quantity:,}. Nothing was done."
+            return Say(text, asks="lines")
     account = _account(request, turn)
     if isinstance(account, Call | Say):
         return account

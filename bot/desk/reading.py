@@ -71,13 +71,15 @@ _MENTION = re.compile(r"<[@!][^>]*>")
 _LINK = re.compile(r"<(?:https?:|mailto:|tel:)[^|>]*\|?([^>]*)>")
 _SKU = r"\bSKU[-\s]?(\d{1,12})\b"
 _NUMBER = r"\d{1,3}(?:[,.]\d{3})+|\d{1,9}"
+_NO_FRACTION = r"(?<!\d\.)(?<!\s\d,)(?<!\s\d\d,)(?<!\s\d\d\d,)"
+"""Keeps "2.5 of" from being read as 5 of it: who asks for parts of a piece is asked what is meant."""
 _SKU_WORD = re.compile(_SKU, re.IGNORECASE)
 _BEFORE = re.compile(
-    rf"(?<![\w-])({_NUMBER})\s*(?:x|×|\*|pcs\.?|pieces?|units?|times)?\s*(?:of)?\s*(?:the\s+|item\s+)?{_SKU}",
+    rf"(?<![\w-]){_NO_FRACTION}({_NUMBER})\s*(?:x|×|\*|pcs\.?|pieces?|units?|times)?\s*(?:of)?\s*(?:the\s+|item\s+)?{_SKU}",
     re.IGNORECASE,
 )
 _AFTER = re.compile(
-    rf"{_SKU}\s*(?:\(|:|x|×|\*|-|,?\s*(?:qty|quantity)\.?:?)?\s*({_NUMBER})\b\s*(?:x|pcs\.?|pieces?|units?)?\)?",
+    rf"{_SKU}\s*(?:\(|:|x|×|\*|-|,?\s*(?:qty|quantity)\.?:?)?\s*({_NUMBER})\b(?![.,]\d)\s*(?:x|pcs\.?|pieces?|units?)?\)?",
     re.IGNORECASE,
 )
 _QUOTE_NUMBER = re.compile(r"\bQ[-\s]?(\d{3,12})\b", re.IGNORECASE)

@@ -5,6 +5,7 @@ world says no (a credit hold). Does not compute prices: the CRM does, and a draf
 discount until it is sent. The failure it can cause: a preview that shows anything but the CRM's facts of that moment.
 """
 
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -70,6 +71,11 @@ def money(amount: str, currency: str) -> str:
     """Return an amount such as "8730.00" as people write it: 8,730.00 USD."""
     whole, _, cents = amount.partition(".")
     return f"{int(whole):,}.{cents or '00'} {currency}"
+
+
+def _moment(stamp: str) -> str:
+    """Return the CRM's "2026-11-29T15:11:14+00:00" as people write it."""
+    return f"{datetime.fromisoformat(stamp).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _their_account(scope: Scope, account_id: str) -> bool:
@@ -232,7 +238,7 @@ class SendQuote(_Write[SendQuoteArgs]):
             "Valid until": quote["valid_until"],
         }
         if quote["status"] == "sent":
-            fields["Already sent"] = f"{quote['sent_at']} to {quote['sent_to']}"
+            fields["Already sent"] = f"{_moment(quote['sent_at'])} to {quote['sent_to']}"
         return Preview(
             title=f"Send quote {quote['number']} to {quote['account_name']}",
             fields=fields,

@@ -213,6 +213,30 @@ async def test_the_command_line_asks_the_same_authorizer(
             await open_again(on, suspension)
 
 
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [(SuspensionKind.APPROVAL, ("happened", "did_not_happen")), (SuspensionKind.OUTCOME, ("approve", "decline"))],
+)
+async def test_the_command_line_takes_no_answer_to_another_question(
+    on: Stage,
+    kind: SuspensionKind,
+    words: tuple[str, ...],
+    database: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whether it may be done and whether it happened are two questions; an answer to one is none to the other."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", database)
+    suspension = await opened(on, Approval(operators=True), kind)
+    for word in words:
+        asked = argparse.Namespace(command="decide", suspension=suspension.id, verdict=word, reason=None, json=False)
+        assert await cli.decide(asked) == 1
+        assert "nothing was decided" in capsys.readouterr().err
+        assert (await stored(on, suspension.id)).status is SuspensionStatus.OPEN
+
+
 @pytest.mark.parametrize("door", DOORS)
 async def test_who_knows_whether_it_happened_is_the_same_through_every_door(on: Stage, door: Via) -> None:
     """An outcome is answered by the owner or an operator; nobody else, whatever the door."""

@@ -405,6 +405,13 @@ async def test_a_draft_that_a_person_confirmed_is_neither_repeated_nor_sent_blin
     assert "nothing was sent" in talk.reply.text
 
 
+@pytest.mark.parametrize("pieces", ["0", "1000001", "99999999"])
+async def test_a_quantity_that_nobody_can_quote_is_said_in_plain_words(pieces: str) -> None:
+    talk = await Talk().says(f"draft a quote for Henderson, {pieces} of SKU-4411")
+    assert talk.reply.calls == ()
+    assert f"I can quote 1 to 1,000,000 pieces of an item, not {int(pieces):,}. Nothing was done." in talk.reply.text
+
+
 @pytest.mark.parametrize("text", ["{}", '{"accounts": 3}', '{"accounts": [], "found": "x"}', "cut off…"])
 async def test_a_read_whose_result_makes_no_sense_ends_in_words(text: str) -> None:
     talk = await Talk().says(ASK)

@@ -121,5 +121,18 @@ def test_a_bare_quantity_refers_to_what_was_there(text: str) -> None:
     assert (request.wish, request.quantity, request.again, request.lines) == (Wish.FRAGMENT, 300, True, ())
 
 
+@pytest.mark.parametrize(
+    "quantity", ["2.5 of SKU-4411", "200.50 of SKU-4411", "2,5 of SKU-4411", "200,50 of SKU-4411", "SKU-4411 x 2.5"]
+)
+def test_a_fraction_is_no_quantity(quantity: str) -> None:
+    """Who asks for parts of a piece is asked what is meant, not given what stands behind the point."""
+    assert read(f"draft a quote for Henderson, {quantity}").lines == ()
+
+
+def test_lines_without_a_space_between_them_are_all_read() -> None:
+    wanted = read("quote Henderson 1,500 of SKU-4411,300 of SKU-4412").lines
+    assert wanted == lines((1500, "SKU-4411"), (300, "SKU-4412"))
+
+
 def test_link_markup_of_slack_is_read_as_its_text() -> None:
     assert read("who is <https://henderson.example|Henderson>?").account == "Henderson"
