@@ -2,6 +2,7 @@
 
 One server a session: DATABASE_URL when set (its role must be allowed to create databases), else an embedded one in a
 temporary directory. `database` is a fresh, migrated database; a test that leaves a connection open in it fails.
+With ATLAS_PG_POOLER=transaction in the environment, PgBouncer in transaction mode stands before every such database.
 """
 
 import asyncio
@@ -21,10 +22,14 @@ import pytest
 
 from storage.embedded import start_embedded
 from storage.migrate import migrate
+from tests.integration.pgbouncer import MISSING, found, pgbouncer, spread, through
 
 _LOCAL_NAMES = {None, "", "localhost", b"localhost"}
 _CONNECTIONS_GONE_S = 10.0
 _numbers = count(1)
+# Behind a transaction pooler no statement stays prepared: the next one may run in another session.
+POOLED = os.environ.get("ATLAS_PG_POOLER") == "transaction"
+STATEMENTS_KEPT = 0 if POOLED else 100
 
 
 # ---- the world is out of reach -------------------------------------------------------------------------------------
@@ -102,18 +107,40 @@ def template(postgres: str) -> Iterator[str]:
     asyncio.run(_admin(postgres, f'drop database if exists "{name}"'))
 
 
+@pytest.fixture(scope="session")
+def pooler(postgres: str) -> Iterator[Path | None]:
+    """Where the session's pooler listens; None: there is none."""
+    if not POOLED:
+        yield None
+        return
+    if found() is None:
+        pytest.skip(MISSING)
+    with asyncio.Runner() as runner:
+        running = pgbouncer(postgres)
+        yield runner.run(running.__aenter__())
+        runner.run(running.__aexit__(None, None, None))
+
+
 @pytest.fixture
-async def database(postgres: str, template: str) -> AsyncIterator[str]:
+async def database(postgres: str, template: str, pooler: Path | None) -> AsyncIterator[str]:
     """DSN of a migrated database of this test's own."""
     async for dsn in _own_database(postgres, f'template "{template}"'):
-        yield dsn
+        yield await _pooled(dsn, pooler)
 
 
 @pytest.fixture
-async def empty_database(postgres: str) -> AsyncIterator[str]:
+async def empty_database(postgres: str, pooler: Path | None) -> AsyncIterator[str]:
     """DSN of a database of this test's own with nothing in it."""
     async for dsn in _own_database(postgres, "template template0"):
-        yield dsn
+        yield await _pooled(dsn, pooler)
+
+
+async def _pooled(dsn: str, pooler: Path | None) -> str:
+    if pooler is None:
+        return dsn
+    pooled = through(pooler, dsn)
+    await spread(pooled)
+    return pooled
 
 
 async def _own_database(postgres: str, how: str) -> AsyncIterator[str]:
@@ -135,6 +162,8 @@ async def _own_database(postgres: str, how: str) -> AsyncIterator[str]:
 async def _connections_left(admin: "asyncpg.Connection[asyncpg.Record]", name: str) -> list[str]:
     """Return what is still connected once killed processes' connections had time to go."""
     left: list[str] = []
+    if POOLED:
+        return left  # the pooler keeps its own open, whoever comes and goes
     for _ in range(int(_CONNECTIONS_GONE_S / 0.02)):
         rows = await admin.fetch(
             "select pid, application_name, state, query from pg_stat_activity where datname = $1 and backend_type = $2",
@@ -151,14 +180,14 @@ async def _connections_left(admin: "asyncpg.Connection[asyncpg.Record]", name: s
 @pytest.fixture
 async def pool(database: str) -> "AsyncIterator[asyncpg.Pool[asyncpg.Record]]":
     """A pool of connections to this test's own database."""
-    async with asyncpg.create_pool(database, min_size=1, max_size=10) as opened:
+    async with asyncpg.create_pool(database, min_size=1, max_size=10, statement_cache_size=STATEMENTS_KEPT) as opened:
         yield opened
 
 
 @pytest.fixture
 async def connection(database: str) -> "AsyncIterator[asyncpg.Connection[asyncpg.Record]]":
     """One connection to this test's own database."""
-    opened = await asyncpg.connect(database)
+    opened = await asyncpg.connect(database, statement_cache_size=STATEMENTS_KEPT)
     try:
         yield opened
     finally:

@@ -261,10 +261,11 @@ async def test_suspending_opens_every_call_with_a_card_in_its_place(world: World
         (second, 1, SuspensionStatus.OPEN, elsewhere, "edited"),
     ]
     assert (view.suspensions[0].expires_at - world.now).total_seconds() == 1800
-    cards = await world.pool.fetch("select ref, channel_id, thread_ts from outbox where kind = 'card' order by ref")
+    cards = await world.pool.fetch("select place, channel_id, thread_ts from outbox where kind = 'card' order by place")
     assert [tuple(card) for card in cards] == [
-        (asks[0].id, "C1", view.run.thread_ts),
-        (asks[1].id, "C9", None),
+        (f"card:{asks[0].id}", "C1", view.run.thread_ts),
+        (f"card:{asks[1].id}", "C9", None),
+        (f"pointer:{asks[1].id}", "C1", view.run.thread_ts),
     ]
     assert f"alert:suspension:{asks[1].id}" in await world.places()
 
