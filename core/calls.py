@@ -427,7 +427,7 @@ class Calls:
         holder.note("write", ms=spent, tool=prepared.tool.name, outcome="unknown", why=why)
         outcome = Outcome(prepared.call.key, arguments_digest(prepared.arguments), ActionState.UNKNOWN)
         settled = (
-            [Settlement(approval.id, "unknown", why, f"The outcome is not known yet ({why}). Checking.")]
+            [Settlement(approval.id, "unknown", why, f"The outcome is not known yet ({why.rstrip('.')}). Checking.")]
             if approval
             else []
         )

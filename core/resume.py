@@ -158,7 +158,7 @@ class Resume:
         )
         stay = not isinstance(next_act(replace(view, suspensions=supposed), self.calls.lifetime), Wait)
         said = TraceEntry("could not check", {"tool": suspension.tool, "what": error.what, "why": error.why})
-        note = f"Could not check {error.what} ({error.why}). Nothing was done. Try again."
+        note = f"Could not check {error.what} ({error.why.rstrip('.')}). Nothing was done. Try again."
         token, seen = self.calls.names.token(holder.run.id), holder.run.news
         armed = await holder.commit(
             holder.batch(doing="waiting for a decision", notes=(said,)),

@@ -78,4 +78,4 @@ class CrmClient:
         message = str(content.get("message", f"The CRM answered {status}."))
         if status < 500 and "error" in content:
             raise CrmRefused(str(content["error"]), message)
-        raise CrmTrouble(f"{message} (status {status})")
+        raise CrmTrouble(f"{message.rstrip('.')} (status {status}).")
