@@ -92,6 +92,8 @@ async def test_a_kill_between_the_click_and_the_execution_loses_no_decision(stac
 
     openai/openai-agents-python#2487, openai/openai-agents-python#4244, openai/openai-agents-python#5141: an approved
     run paused again for ever in the process that restored it.
+
+    PostHog/posthog#66212: the card said approved for ever although the answer was lost.
     """
     dying = await stack.serve()
     thread = await stack.ask()

@@ -82,9 +82,8 @@ async def test_an_edit_that_is_not_valid_is_refused_in_its_form(shop: Stack) -> 
     thread = await shop.ask("@Atlas pay the rent")
     card = await shop.card(thread)
     await shop.press(card, "edit", by=VERA)
-    form = await wait_until(lambda: next(iter(shop.slack.modals(VERA)), None), "a form, or why there is none")
-    if form.get("submit"):
-        await (await shop.slack.submit(VERA, form["id"])).settled()
+    form = await _form(shop, "edit_arguments", VERA)
+    await (await shop.slack.submit(VERA, form["id"])).settled()
     await wait_until(
         lambda: any("not an approver" in words(view) for view in shop.slack.modals(VERA)), "the refusal in the form"
     )

@@ -11,7 +11,11 @@ from tests.acceptance.waiting import POLL_S, wait_until
 
 
 async def test_a_quote_is_drafted_shown_approved_and_sent(stack: Stack) -> None:
-    """The send waits for a person with the exact artefact shown; one click sends it once; the answer cites it."""
+    """The send waits for a person with the exact artefact shown; one click sends it once; the answer cites it.
+
+    agno-agi/agno#8029: the assistant said that the mail was sent, and the tool never ran.
+    assistant-ui/assistant-ui#5901: the click itself was stored as the tool's result.
+    """
     await stack.serve()
     thread = await stack.ask()
     card = await stack.card(thread)

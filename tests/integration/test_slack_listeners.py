@@ -123,7 +123,10 @@ async def test_an_envelope_that_comes_twice_is_one_message(on: Stage) -> None:
 
 
 async def test_a_click_is_committed_then_acked_and_the_card_follows(on: Stage) -> None:
-    """Rita approves: the decision is stored by her verified id, and the card says so."""
+    """Rita approves: the decision is stored by her verified id, and the card says so.
+
+    openclaw/openclaw#71023: the click edited the card and never reached what resolves it.
+    """
     suspension_id = await on.suspend(await on.run())
     card = await on.card(suspension_id)
     clicked = await press(on, RITA, card, "approve")
@@ -164,6 +167,8 @@ async def test_a_refused_click_is_private_and_changes_nothing(
     """Each class has its text; nobody else sees anything.
 
     NousResearch/hermes-agent#36848, NousResearch/hermes-agent#6735: anyone could press Approve.
+
+    vercel/eve#2212: a refused click looked approved, since the card was edited on the click.
     """
     suspension_id = await on.suspend(await on.run(), policy=policy)
     card = await on.card(suspension_id)
@@ -227,7 +232,10 @@ async def test_late_and_forged_clicks_change_nothing(on: Stage) -> None:
 
 
 async def test_what_cannot_be_committed_in_time_is_not_acked(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
-    """A locked row or a store that is away: Slack shows its error, nothing is decided, the next click works."""
+    """A locked row or a store that is away: Slack shows its error, nothing is decided, the next click works.
+
+    vercel/chat (chat.ts): a failed callback was only logged, and the click vanished.
+    """
     async with stage(pool) as on, connected(on, commit_within_s=0.4):
         suspension_id = await on.suspend(await on.run())
         card = await on.card(suspension_id)
