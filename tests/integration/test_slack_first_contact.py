@@ -88,6 +88,17 @@ async def test_an_example_in_home_is_asked_in_direct_messages(on: Stage) -> None
     await until(lambda: "direct messages" in str(on.slack.modals(RITA)[-1]["blocks"]) if on.slack.modals(RITA) else "")
 
 
+async def test_an_example_of_the_private_help_is_asked_in_direct_messages(on: Stage) -> None:
+    """/atlas help may be typed where Atlas cannot write; what is clicked there goes on in direct messages."""
+    await (await on.slack.command(RITA, SALES_DESK, "/atlas", "help")).settled()
+    (told,) = await until(lambda: on.slack.ephemerals(RITA, SALES_DESK))
+    assert offers(told) == ["example.0", "example.1", "example.2"]
+    assert (await press(on, RITA, told, "example.1")).state == "acked"
+    await drained(on)
+    (run,) = await runs(on)
+    assert (run["channel_id"], run["question"]) == (on.slack.dm(RITA), "b")
+
+
 async def test_a_click_that_comes_twice_asks_once(on: Stage) -> None:
     """A replayed envelope and a double click are one request; a later click is a new one."""
     on.slack.acts.open_dm(RITA)

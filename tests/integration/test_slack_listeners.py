@@ -411,6 +411,20 @@ async def test_home_follows_what_happens_elsewhere(on: Stage) -> None:
     assert await on.pool.fetchval("select count(*) from audit where allowed") == 1
 
 
+async def test_many_open_homes_take_turns_and_slacks_pause_is_kept(on: Stage) -> None:
+    """No look draws more than a few; when Slack asks for a pause nothing is published until it is over."""
+    people = [person.id for person in on.slack.workspace.people if person.kind == "member"]
+    for user in people:
+        await on.homes.opened(on.installation.team_id, user)
+    for user in people:
+        await on.suspend(await on.run(user=user))
+    on.slack.faults.add("ratelimited", "views.publish", retry_after=30)
+    assert await on.homes.run_once() == 0
+    published = len(on.slack.journal.find({"kind": "request", "method": "views.publish"}))
+    assert await on.homes.run_once() == 0
+    assert len(on.slack.journal.find({"kind": "request", "method": "views.publish"})) == published
+
+
 async def test_a_halted_run_is_continued_and_a_live_one_stopped_in_home(on: Stage) -> None:
     """The same buttons as in the thread; a run that a newer message took over offers neither."""
     fence = await on.run("an old question")
