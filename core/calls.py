@@ -104,11 +104,14 @@ class Calls:
         return scope
 
     async def _scope_for_reads(self) -> Scope:
+        if self._reads_on is not None:
+            return self._reads_on
         run, now = self.holder.run, self.holder.view.now
         recent = (now - run.scope_resolved_at).total_seconds() <= JUST_RESOLVED_S
-        if self._reads_on is None and run.step <= 1 and run.crashes == 0 and run.continuations == 0 and recent:
+        if run.step <= 1 and run.crashes == 0 and run.continuations == 0 and recent:
             self._reads_on = run.scope  # start resolved it a moment ago
-        return self._reads_on or await self.fresh_scope(PATIENCE_S)
+            return run.scope
+        return await self.fresh_scope(PATIENCE_S)
 
     def context(
         self, ready: Ready, scope: Scope, *, confirmed: bool = False, approved_by: tuple[User, ...] = ()
