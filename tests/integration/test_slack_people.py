@@ -1,5 +1,6 @@
 """Facts about people come from Slack, are believed for 60 s, and are never guessed."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -75,6 +76,33 @@ async def test_facts_are_believed_for_60_seconds_and_read_again_when_asked_fresh
     people.slack.change_world({"person": VERA, "set": {"kind": "member"}})
     people.clock.at += 61
     assert not (await people.directory.person(people.team, VERA)).deactivated
+
+
+async def test_a_fresh_question_waits_out_the_pause_that_slack_asks_for(people: People) -> None:
+    """For seconds, not for ever; who wants no fresh fact waits for nobody and believes what is known."""
+    people.slack.faults.add("ratelimited", method="users.info", times=2, retry_after=2)
+    begun = people.clock.at
+    assert not (await people.directory.person(people.team, VERA, fresh=True)).deactivated
+    assert (people.clock.at - begun, people.calls("users.info")) == (4, 3)
+    people.clock.at += 1
+    people.slack.faults.add("ratelimited", method="users.info", times=None, retry_after=3)
+    with pytest.raises(CouldNotCheck, match="ratelimited"):
+        await people.directory.person(people.team, VERA, fresh=True)
+    assert people.clock.at - begun == 4 + 1 + 6
+    assert not (await people.directory.person(people.team, VERA)).deactivated
+
+
+async def test_who_believes_what_is_known_waits_for_no_fresh_question(people: People) -> None:
+    """A click is judged while a resumption looks the same person up anew."""
+    await people.directory.person(people.team, VERA)
+    people.clock.at += 1
+    people.slack.faults.add("delay", method="users.info", seconds=30.0)
+    asking = asyncio.ensure_future(people.directory.person(people.team, VERA, fresh=True))
+    await people.slack.wait_for(lambda: people.calls("users.info") == 2)
+    async with asyncio.timeout(5):
+        assert not (await people.directory.person(people.team, VERA)).deactivated
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
 
 
 async def test_channel_and_group_membership(people: People) -> None:
