@@ -49,10 +49,16 @@ async def examine(settings: Settings) -> list[Finding]:
     except Misconfigured as error:
         findings += [Finding("agent", False, problem) for problem in error.problems]
         return findings
-    findings.append(Finding("agent", True, f"{settings.agent}: {len(agent.tools)} tools"))
+    alone = f"; done without approval: {', '.join(unasked(agent))}" if unasked(agent) else ""
+    findings.append(Finding("agent", True, f"{settings.agent}: {len(agent.tools)} tools{alone}"))
     findings += await _policies(settings, agent)
     findings += await _previews(settings, agent)
     return findings
+
+
+def unasked(agent: Agent) -> list[str]:
+    """Name the writes that nobody approves: one with a misspelt ``approval`` is among them."""
+    return [t.name for t in agent.tools if t.writes and t.approval is None and type(t).policy is Tool.policy]
 
 
 async def _policies(settings: Settings, agent: Agent) -> list[Finding]:

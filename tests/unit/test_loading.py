@@ -1,11 +1,15 @@
-"""What a start says of an agent that cannot be imported: which file, which line, and what to do."""
+"""What is said of an agent before it serves: why it cannot be imported, and which writes nobody approves."""
 
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from bot.doctor import unasked
 from bot.loading import load_agent
+from core.agent import Agent
 from core.errors import Misconfigured
+from core.tools import Approval, Scope, Tool, ToolContext, User
 
 
 @pytest.mark.parametrize(
@@ -29,3 +33,35 @@ def test_an_agent_that_cannot_be_imported_says_where_and_what_to_do(
     with pytest.raises(Misconfigured) as refused:
         load_agent(f"agent_{name}:agent")
     assert says.format(name) in refused.value.problems[0]
+
+
+class Nothing(BaseModel):
+    pass
+
+
+class Misspelt(Tool[Nothing]):
+    name, writes, aproval = "misspelt", True, Approval()
+
+
+class Asked(Tool[Nothing]):
+    name, writes, approval = "asked", True, Approval()
+
+
+class Depends(Tool[Nothing]):
+    name, writes = "depends", True
+
+    async def policy(self, args: Nothing, ctx: ToolContext) -> Approval | None:
+        return Approval()
+
+
+class Read(Tool[Nothing]):
+    name = "read"
+
+
+async def no_scopes(user: User) -> Scope:
+    return Scope()
+
+
+def test_writes_that_nobody_approves_are_named() -> None:
+    agent = Agent(instructions="", tools=[Misspelt(), Asked(), Depends(), Read()], scopes=no_scopes)
+    assert unasked(agent) == ["misspelt"]
