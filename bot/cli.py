@@ -214,7 +214,9 @@ async def stop(options: argparse.Namespace) -> int:
         stopped = await desk.engine.stop_run(_actor(), options.run)
     if stopped.run is None:
         return _failed(options, f"run {options.run} is not there or has ended already")
-    words = {"halted": "is stopped", "requested": "stops at its next act", "ended": "has ended already"}
+    if stopped.how == "ended":
+        return _failed(options, f"nothing to stop: run {stopped.run.id} has ended ({terminal.why_of(stopped.run)})")
+    words = {"halted": "is stopped", "requested": "stops at its next act"}
     text = f"run {stopped.run.id} {words[stopped.how]}"
     return _done(options, text, {"run": stopped.run.id, "how": stopped.how})
 

@@ -289,8 +289,10 @@ def halt_reason(run: Run, detail: str) -> Line:
 def halt_numbers(run: Run) -> Line:
     """Say what a halted run used and what a continue would grant."""
     used: Line = ("Used so far: ", Bold(f"{steps(run.step)}, {usd(run.spend_usd)}"), ".")
+    if run.halt_reason is HaltReason.SUSPENSION_EXPIRED:
+        return (*used, " Continue asks again, as “Ask again” on the card does, within the same budget.")
     if run.halt_reason not in BUDGET_REASONS:
-        return (*used, " Continue grants nothing more than it had.")
+        return (*used, " Continue goes on within the same budget.")
     new = granted(run)
     more = new.max_steps - run.step
     ceiling = f"{usd(new.max_spend_usd)} in all, {steps(more)} more"

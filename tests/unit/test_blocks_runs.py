@@ -146,7 +146,7 @@ def test_a_halt_card_says_why_what_was_used_and_what_continue_grants(reason: Hal
     assert "provider: <overloaded>" in shown(made)
     budget = reason.value.startswith("budget_")
     assert ("$0.75 in all" in shown(made)) == budget
-    assert ("grants nothing more" in shown(made)) != budget
+    assert ("within the same budget" in shown(made)) != budget
 
 
 def test_a_halt_card_without_continue_has_no_button() -> None:
