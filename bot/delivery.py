@@ -35,7 +35,8 @@ LEASE_S = 25.0
 # Slack: about 1 post a second and channel, bursts allowed; chat.update is Tier 3, 50 a minute and workspace.
 POST_EVERY_S, POST_BURST_S = 1.0, 3.0
 UPDATE_EVERY_S, UPDATE_BURST_S = 60 / 50, 6.0
-LONGEST_WAIT_S = 5.0
+# A turn is booked this far ahead; that of a progress line, which all others go before, only this far.
+LONGEST_WAIT_S, LEAST_WAIT_S = 5.0, 1.0
 IN_FLIGHT = 16
 POLL_S = 0.5
 _PAGE = 200
@@ -95,8 +96,6 @@ class Delivery:
         self._wake = asyncio.Event()
         self._closing = False
         self._in_flight: set[asyncio.Task[None]] = set()
-        # Slots booked for rows that were given back because their turn was far off: place -> monotonic time.
-        self._booked: dict[str, float] = {}
 
     async def run_once(self, limit: int) -> int:
         """Deliver up to *limit* owed messages; return how many were taken. Raises: StoreUnavailable."""
@@ -320,15 +319,13 @@ class Delivery:
         return version, render(row, inputs, version, around)
 
     async def _turn(self, row: OutboxRow, channel: str, method: str, every_s: float, burst_s: float) -> bool:
-        """Wait for this request's turn; False when it is far off: the row was given back and its slot kept."""
-        due = self._booked.pop(row.place, None)
-        if due is None:
-            wait = await self.pace.book(channel, method, every_s) - burst_s
-            due = self.clock.monotonic() + wait
-        wait = due - self.clock.monotonic()
-        if wait > LONGEST_WAIT_S:
-            self._booked[row.place] = due
-            await self.outbox.retry(row, "waits for its turn", wait - LONGEST_WAIT_S / 2)
+        """Wait for this request's turn; False when it is far off: the row was given back, and asks again later."""
+        # What matters less books less far ahead: it takes only the turns that nothing else is about to need.
+        patience_s = LEAST_WAIT_S if row.kind == "progress" else LONGEST_WAIT_S
+        booked, wait = await self.pace.turn(channel, method, every_s, patience_s + burst_s)
+        wait -= burst_s
+        if not booked:
+            await self.outbox.postpone(row, "waits for its turn", max(LEAST_WAIT_S, wait - patience_s / 2))
             return False
         if wait > 0:
             await self.clock.sleep(wait)

@@ -601,6 +601,10 @@ class Outbox(Protocol):
         """Give the lease back; due again in *delay_s*. *absent*: an unknown post is known not to exist."""
         ...
 
+    async def postpone(self, row: OutboxRow, why: str, delay_s: float) -> bool:
+        """Give the lease back untried; due again in *delay_s*."""
+        ...
+
     async def refused(self, row: OutboxRow, error: str, *, told: str = "") -> bool:
         """Slack said no for good: never tried again; an alert is owed (once). *told*: who was told instead."""
         ...
@@ -615,6 +619,10 @@ class Outbox(Protocol):
 
     async def reserve(self, team_id: str, channel_id: str, method: str, per_s: float) -> float:
         """Book the next request of that kind; return the seconds to wait before it goes out."""
+        ...
+
+    async def ahead(self, team_id: str, channel_id: str, method: str) -> float:
+        """Return the seconds until a slot of that kind is free, without booking it."""
         ...
 
     async def back_off(self, team_id: str, channel_id: str, method: str, seconds: float) -> None:

@@ -124,6 +124,19 @@ class PgOutbox:
             )
         return kept is not None
 
+    async def postpone(self, row: OutboxRow, why: str, delay_s: float) -> bool:
+        """Give the lease back untried; due again in *delay_s*."""
+        async with self._database.connection() as connection:
+            kept = await sql.postpone_delivery.value(
+                connection,
+                place=row.place,
+                lease_token=row.lease_token,
+                why=clean(why),
+                delay_s=delay_s,
+                now=self._database.now(),
+            )
+        return kept is not None
+
     async def refused(self, row: OutboxRow, error: str, *, told: str = "") -> bool:
         """Slack said no for good: not tried again until something else is wanted; an alert is owed, once (none for a
         progress line, which says nothing that is missed). *told*: who was told instead, for the alert."""
@@ -195,6 +208,14 @@ class PgOutbox:
                 now=self._database.now(),
             )
         return max(0.0, float(wait))
+
+    async def ahead(self, team_id: str, channel_id: str, method: str) -> float:
+        """Return the seconds until a slot of that kind is free, without booking it."""
+        async with self._database.connection() as connection:
+            wait = await sql.read_pace.value(
+                connection, team_id=team_id, channel_id=channel_id, method=method, now=self._database.now()
+            )
+        return max(0.0, float(wait or 0.0))
 
     async def back_off(self, team_id: str, channel_id: str, method: str, seconds: float) -> None:
         """Slack asked for a pause of that kind, by all replicas."""

@@ -72,6 +72,13 @@ update outbox set attempts = attempts + 1, last_error = $3, lease_token = null, 
 where place = $1 and lease_token = $2
 returning place;
 
+-- name: postpone_delivery(place, lease_token, why, delay_s, now)
+-- The lease goes back untried, because its turn is far off; due again later. No row: the lease is lost.
+update outbox set last_error = $3, lease_token = null, leased_until = null,
+                  next_attempt_at = coalesce($5::timestamptz, now()) + make_interval(secs => $4)
+where place = $1 and lease_token = $2
+returning place;
+
 -- name: refuse_delivery(place, lease_token, error, now)
 -- Slack said no for good: not tried again until what is wanted changes. A click that could not be announced is given
 -- up with it. No row: the lease is lost.
@@ -173,6 +180,11 @@ values ($1, $2, $3, coalesce($5::timestamptz, now()) + make_interval(secs => $4)
 on conflict (team_id, channel_id, method) do update set
     next_at = greatest(coalesce($5::timestamptz, now()), p.next_at) + make_interval(secs => $4)
 returning extract(epoch from next_at - make_interval(secs => $4) - coalesce($5::timestamptz, now()))::float8 as wait_s;
+
+-- name: read_pace(team_id, channel_id, method, now)
+-- The seconds until a slot of this kind is free. No row: one is.
+select extract(epoch from next_at - coalesce($4::timestamptz, now()))::float8 as wait_s
+from pace where team_id = $1 and channel_id = $2 and method = $3;
 
 -- name: back_off_pace(team_id, channel_id, method, pause_s, now)
 -- Slack asked for a pause of this kind; it holds for every replica.

@@ -1,0 +1,52 @@
+"""A crowd in one channel: what matters goes first, however many progress lines came before it, with any replicas.
+
+Both were once broken: turns were booked in the order of asking, so that cards waited behind every progress line of a
+burst, and a turn booked by one replica was lost when another took the row.
+"""
+
+import asyncio
+
+import asyncpg
+
+from bot.pace import Pace
+from tests.integration.slack_stage import stage
+from tests.integration.storeworld import world_on
+
+
+async def test_a_turn_that_is_far_off_is_booked_by_nobody(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    """Of 20 who ask, those whose turn is near get it; another replica may then take the next one, none is lost."""
+    outbox = world_on(pool).outbox
+    one, other = Pace(outbox, "T1"), Pace(outbox, "T1")
+    turns = await asyncio.gather(*(one.turn("C1", "chat.postMessage", 1.0, 4.5) for _ in range(20)))
+    assert sorted(wait for booked, wait in turns if booked) == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert min(wait for booked, wait in turns if not booked) == 5.0
+    assert await outbox.ahead("T1", "C1", "chat.postMessage") == 5.0
+    assert await other.turn("C1", "chat.postMessage", 1.0, 4.5) == (False, 5.0)
+    assert await other.turn("C1", "chat.postMessage", 1.0, 5.5) == (True, 5.0)
+
+
+async def test_those_who_matter_more_get_the_near_turns(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    """Asked for at one moment, the turns go first to those who may book far ahead."""
+    pace = Pace(world_on(pool).outbox, "T1")
+    patience = [1.5, 1.5, 8.5, 1.5, 8.5]
+    turns = await asyncio.gather(*(pace.turn("C1", "chat.postMessage", 1.0, within) for within in patience))
+    # The first books for itself before the others have asked.
+    assert [booked for booked, _ in turns] == [True, False, True, False, True]
+    assert [wait for booked, wait in turns if booked] == [0.0, 1.0, 2.0]
+
+
+async def test_a_card_goes_before_the_progress_lines_of_a_burst(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
+    """Ten people ask at once in a channel; the first card is not behind ten progress lines, which all come in the end."""
+    async with stage(pool, rate_tiers=True) as on:
+        fences = [await on.run() for _ in range(10)]
+        await on.delivery.run_once(20)  # some lines go out, the others ask again later
+        card = await on.suspend(fences[0])
+        lines = [f"progress:{fence.run_id}" for fence in fences]
+        await on.delivery.run_once(20)
+        assert on.posted(f"card:{card}")
+        assert sum(bool(on.posted(line)) for line in lines) < 8
+        for _ in range(60):
+            if all(on.posted(line) for line in lines):
+                break
+            await on.deliver()
+        assert [len(on.posted(line)) for line in lines] == [1] * 10
