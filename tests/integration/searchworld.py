@@ -28,13 +28,14 @@ from core import (
     ToolContext,
     ToolSpec,
 )
-from core.errors import ClaimLost, NewsArrived, StoreUnavailable
+from core.approvals import Person
+from core.errors import ClaimLost, CouldNotCheck, NewsArrived, StoreUnavailable
 from core.loop import Loop
 from core.ports import Fence
 from core.run import MOVES, RunState
 from tests.chaos.boundary import moves_of
 from tests.integration.storeworld import World
-from tests.unit.coreworld import Nothing, assert_valid
+from tests.unit.coreworld import Nothing, People, assert_valid
 
 T = TypeVar("T")
 PRICE = Decimal("0.01")
@@ -140,6 +141,15 @@ class Instant:
 
     async def sleep(self, seconds: float) -> None:
         self.world.pass_time(seconds)
+
+
+class Directory(People):
+    """Everybody is there; *down*: nobody can be looked up."""
+
+    async def person(self, team_id: str, user_id: str, *, fresh: bool = False) -> Person:
+        if self.down:
+            raise CouldNotCheck("people", "the directory is down")
+        return await super().person(team_id, user_id, fresh=fresh)
 
 
 class Words:

@@ -43,6 +43,7 @@ from core.run import RunState
 from storage.migrate import migrate
 from tests.integration.searchworld import (
     NEEDS_APPROVAL,
+    Directory,
     Gate,
     Hand,
     Instant,
@@ -63,7 +64,7 @@ from tests.integration.searchworld import (
 )
 from tests.integration.storeworld import TABLES, World
 from tests.invariants import Effect, _conversations, _effects, _read, watch
-from tests.unit.coreworld import Numbers, People
+from tests.unit.coreworld import Numbers
 
 T = TypeVar("T")
 EXAMPLES = os.environ.get("ATLAS_STATEFUL_EXAMPLES")
@@ -115,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         self.run(self.bench.pool.execute(f"truncate {', '.join(TABLES)}, watched restart identity cascade"))
         self.world = World(self.bench.pool, datetime.now(UTC), "")
         self.target = Target()
-        self.people = People()
+        self.people = Directory()
         self.names = Numbers()
         self.numbers = count(1)
         self.hands: list[Hand] = []
