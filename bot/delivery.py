@@ -39,6 +39,8 @@ UPDATE_EVERY_S, UPDATE_BURST_S = 60 / 50, 6.0
 LONGEST_WAIT_S, LEAST_WAIT_S = 5.0, 1.0
 IN_FLIGHT = 16
 POLL_S = 0.5
+# Looks at the outbox are this far apart at least: what is owed meanwhile is taken together.
+BREATH_S = 0.05
 _PAGE = 200
 _MOST_PAGES = 10
 # How far local time may be off when old messages are searched.
@@ -113,6 +115,7 @@ class Delivery:
             except StoreUnavailable as error:
                 log.warning("the outbox cannot be read: %s", error)
             # Everything owed was taken, or there is no room for more; whoever lands or owes something wakes this.
+            await self.clock.sleep(BREATH_S)
             await self._until_woken()
 
     async def close(self) -> None:
