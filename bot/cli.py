@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bot import terminal
+from bot.logs import Repeats
 from bot.settings import Settings, read_settings
 from core.approvals import Refusal, Via
 from core.engine import Actor
@@ -43,10 +44,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     # The child that carries one run is started by a worker, never by a person: it is no command of the surface.
     options = _alone_parser().parse_args(given) if given[:1] == [ALONE] else _parser().parse_args(given)
+    to_stderr = logging.StreamHandler(sys.stderr)
+    to_stderr.addFilter(Repeats())
     logging.basicConfig(
         level=logging.DEBUG if options.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
+        handlers=[to_stderr],
     )
     for chatty in ("apscheduler", "slack_bolt", "slack_sdk", "aiohttp.access", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.DEBUG if options.verbose else logging.WARNING)

@@ -62,4 +62,5 @@ class Schedule:
         running = list(self._running)
         if running:
             await asyncio.wait(running, timeout=5.0)
-        self._scheduler.shutdown(wait=False)
+        if self._scheduler.running:  # a start that failed before the schedule is taken apart, too
+            self._scheduler.shutdown(wait=False)
