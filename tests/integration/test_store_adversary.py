@@ -1,0 +1,197 @@
+"""The store as an adversary: PostgreSQL that is not there, takes no writes, has no connection left, or fails over.
+
+Nothing is acked unless it is stored, ``/readyz`` says what is wrong, all heals by itself, and no acknowledged decision
+is lost. (That an outage longer than the lease reaps nobody: ``tests/acceptance/test_crash_database.py``.)
+"""
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import aiohttp
+import asyncpg
+import pytest
+
+from bot.simulator.acts import ActRefused
+from storage.migrate import migrate
+from tests.acceptance.stack import SEND_ROUTE, Bot, Stack, stack_of
+from tests.acceptance.waiting import wait_until
+from tests.acceptance.workshop import Workshop, call, say, script
+from tests.invariants import watch
+from tests.soak.cluster import Cluster, Wire, free_port, running, standby_of
+
+pytestmark = pytest.mark.slow
+AGAIN_S = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
+
+
+@asynccontextmanager
+async def _shop(cluster: Cluster, directory: Path) -> AsyncIterator[Stack]:
+    """The tests' own agent on *cluster*, whose bots are no administrators of it; judged at the end."""
+    await cluster.execute("create role bot login")
+    await cluster.execute("create database atlas owner bot")
+    await cluster.execute("grant all on schema public to bot", "atlas")
+    await migrate(_of_the_bots(cluster))
+    await watch(_of_the_bots(cluster))
+    workshop = Workshop()
+    await workshop.start(directory, {})
+    workshop.think = script(call(("pay", {"what": "rent"})), say("Paid."))
+    try:
+        async with stack_of(cluster.dsn("atlas"), directory, workshop) as shop:
+            shop.slack.dispatch.retry_schedule_s = AGAIN_S
+            yield shop
+            await shop.check()
+    finally:
+        await workshop.stop()
+
+
+def _of_the_bots(cluster: Cluster) -> str:
+    return cluster.dsn("atlas").replace("//atlas@", "//bot@")
+
+
+async def _says_ready(bot: Bot) -> dict[str, str] | None:
+    """Return what /readyz finds wrong; None: it is ready."""
+    found = re.search(r"serves \S+ as \S+ at (http://\S+)", bot.log)
+    assert found is not None
+    async with aiohttp.ClientSession() as session, session.get(f"{found.group(1)}/readyz") as answer:
+        problems: dict[str, str] = (await answer.json())["problems"]
+        assert (answer.status == 200) == (not problems)
+        return problems or None
+
+
+async def _unacked(shop: Stack, event_of: str) -> None:
+    """Wait until Slack has sent something twice without an ack; nothing of it is stored."""
+    await wait_until(lambda: len(shop.slack.journal.find({"kind": "unacked"})) >= 2, f"{event_of} is not acked")
+
+
+async def test_a_start_without_a_database_says_so_in_a_sentence(tmp_path: Path) -> None:
+    """Exit 2, what is wrong, what to do; no traceback."""
+    dsn = f"postgresql://atlas@127.0.0.1:{free_port()}/atlas"
+    async with stack_of(dsn, tmp_path) as stack:
+        for command in ("serve", "migrate", "runs"):
+            bot = stack.spawn(command)
+            assert await bot.ended() == 2
+            assert f"atlas {command}: the database cannot be reached" in bot.log
+            assert "Check DATABASE_URL" in bot.log
+            assert "Traceback" not in bot.log
+
+
+async def test_a_database_that_takes_no_writes_acks_nothing_and_heals(tmp_path: Path) -> None:
+    """As during a failover: read-only for a while. What comes is not acked, comes again, and is done once."""
+    async with running(fsync="off") as cluster, _shop(cluster, tmp_path) as shop:
+        bot = await shop.serve(DATABASE_URL=_of_the_bots(cluster))
+        waiting = await shop.ask("@Atlas pay the rent")
+        card = await shop.card(waiting)
+        await cluster.execute("alter system set default_transaction_read_only = on")
+        await cluster.execute("select pg_reload_conf()")
+        found = await wait_until(lambda: _says_ready(bot), "/readyz says no")
+        assert "read" in str(found)
+        late = await shop.ask("@Atlas pay the rent")
+        click = await (await shop.click(card, "approve")).settled()
+        assert click.state == "failed"
+        await _unacked(shop, "the message")
+        assert await shop.runs(late) == []
+        await cluster.execute("alter system reset default_transaction_read_only")
+        await cluster.execute("select pg_reload_conf()")
+
+        async def ready() -> bool:
+            return await _says_ready(bot) is None
+
+        await wait_until(ready, "/readyz says yes")
+        await shop.press(card, "approve")
+        await shop.press(await shop.card(late), "approve")
+        for thread in (waiting, late):
+            await shop.until(thread, "answered")
+        assert [effect.requests for effect in shop.workshop.effects()] == [1, 1]
+
+
+async def test_a_database_without_a_connection_left_acks_nothing_and_heals(tmp_path: Path) -> None:
+    """Somebody else took every connection: nothing is lost, and all goes on once there are some again."""
+    async with running(fsync="off", max_connections="30") as cluster, _shop(cluster, tmp_path) as shop:
+        bot = await shop.serve(DATABASE_URL=_of_the_bots(cluster))
+        hogs = await _take_all(cluster)
+        try:
+            await wait_until(lambda: _says_ready(bot), "/readyz says no")
+            thread = await shop.ask("@Atlas pay the rent")
+            await _unacked(shop, "the message")
+        finally:
+            for hog in hogs:
+                hog.terminate()
+        await shop.press(await shop.card(thread), "approve")
+        await shop.until(thread, "answered")
+        assert [effect.requests for effect in shop.workshop.effects()] == [1]
+
+
+async def _take_all(cluster: Cluster) -> "list[asyncpg.Connection[asyncpg.Record]]":
+    """Take every connection there is for anybody who is no administrator, those of the bots included."""
+    hogs: list[asyncpg.Connection[asyncpg.Record]] = []
+    quiet = 0
+    while quiet < 3:
+        await cluster.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'bot' and application_name <> 'hog'"
+        )
+        before = len(hogs)
+        with suppress(asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError):
+            while True:
+                dsn = _of_the_bots(cluster)
+                hogs.append(await asyncpg.connect(dsn, server_settings={"application_name": "hog"}))
+        quiet = quiet + 1 if len(hogs) == before else 0
+    return hogs
+
+
+async def test_a_failover_to_the_synchronous_standby_loses_no_acked_decision(tmp_path: Path) -> None:
+    """The primary dies while four cards are being approved and a fifth request executes; the standby is promoted."""
+    async with running(fsync="off") as primary, standby_of(primary, "standby") as standby:
+        await primary.execute("alter system set synchronous_standby_names = 'standby'")
+        await primary.execute("select pg_reload_conf()")
+        await _in_step(primary)
+        await primary.execute("create database atlas")
+        await migrate(primary.dsn("atlas"))
+        await watch(primary.dsn("atlas"))
+        wire = Wire(primary.port)
+        await wire.start()
+        try:
+            async with stack_of(wire.leading(primary.dsn("atlas")), tmp_path) as stack:
+                stack.slack.dispatch.retry_schedule_s = AGAIN_S
+                await _failover(stack, primary, standby, wire)
+                await stack.check()
+        finally:
+            await wire.stop()
+
+
+async def _in_step(primary: Cluster) -> None:
+    async def synchronous() -> bool:
+        return await primary.value("select count(*) from pg_stat_replication where sync_state = 'sync'") == 1
+
+    await wait_until(synchronous, "the standby is a synchronous one")
+
+
+async def _failover(stack: Stack, primary: Cluster, standby: Cluster, wire: Wire) -> None:
+    for _ in range(2):
+        await stack.serve()
+    executing = await stack.ask()
+    threads = [await stack.ask() for _ in range(4)]
+    cards = [await stack.card(thread) for thread in (executing, *threads)]
+    stack.fault("hang_after_commit", SEND_ROUTE, times=1, seconds=4.0)
+    assert (await stack.press(cards[0], "approve")).state == "acked"
+    await wait_until(stack.sent, "the CRM sends the first quote")
+    clicks = [await stack.click(card, "approve") for card in cards[1:]]
+    await wait_until(lambda: any(click.state == "acked" for click in clicks), "some click is acked")
+    await primary.stop("immediate")
+    await standby.execute("select pg_promote()")
+    wire.to = standby.port
+    wire.cut()
+    settled = [await click.settled() for click in clicks]
+    acked = [card for card, click in zip(cards[1:], settled, strict=True) if click.state == "acked"]
+    for card in acked:
+        decided = await standby.value(
+            f"select status = 'approved' from suspensions where id = '{card.suspension_id}'", "atlas"
+        )
+        assert decided, f"an acked decision on {card.suspension_id} is lost"
+    for card in cards[1:]:
+        if card not in acked:
+            with suppress(ActRefused):  # recorded, though its ack was lost: the button is gone by now
+                await stack.press(card, "approve")
+    for thread in (executing, *threads):
+        await stack.until(thread, "answered")
+    assert len(stack.sent()) == len(cards)
