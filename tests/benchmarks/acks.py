@@ -238,11 +238,12 @@ class _Round:
         """Press Approve on a card; where it shows none any more, as somebody whose screen still does."""
         message = self.slack.message(card.channel, card.ts)
         assert message is not None
-        shown = card.ts
+        shown = card
         if not has_button(message, "approve"):
-            shown = next(other.ts for other in self.cards if other.channel == card.channel)
+            beside = (other for other in self.cards if other.channel == card.channel)
+            shown = next(beside, self.cards[0])
         with suppress(ActRefused):
-            click = self.slack.acts.click(by, "approve", channel=card.channel, ts=shown, forge={"value": value})
+            click = self.slack.acts.click(by, "approve", channel=shown.channel, ts=shown.ts, forge={"value": value})
             self.clicks[kind].append(click)
 
     def _approver(self, card: Card) -> str:
