@@ -140,7 +140,7 @@ async def _take_all(cluster: Cluster) -> "list[asyncpg.Connection[asyncpg.Record
 
 
 async def test_a_failover_to_the_synchronous_standby_loses_no_acked_decision(tmp_path: Path) -> None:
-    """The primary dies while four cards are being approved and a fifth request executes; the standby is promoted."""
+    """The primary dies while three cards are being approved and a fourth request executes; the standby is promoted."""
     async with running(fsync="off") as primary, standby_of(primary, "standby") as standby:
         await primary.execute("alter system set synchronous_standby_names = 'standby'")
         await primary.execute("select pg_reload_conf()")
@@ -170,7 +170,7 @@ async def _failover(stack: Stack, primary: Cluster, standby: Cluster, wire: Wire
     for _ in range(2):
         await stack.serve()
     executing = await stack.ask()
-    threads = [await stack.ask() for _ in range(4)]
+    threads = [await stack.ask() for _ in range(3)]
     cards = [await stack.card(thread) for thread in (executing, *threads)]
     stack.fault("hang_after_commit", SEND_ROUTE, times=1, seconds=4.0)
     assert (await stack.press(cards[0], "approve")).state == "acked"
