@@ -174,7 +174,7 @@ class _Round:
 
     async def measure(self, seconds: int) -> dict[str, Any]:
         """Click, and return the line."""
-        process, slack = psutil.Process(self.bot.process.pid), self.slack
+        process, slack, suspended = psutil.Process(self.bot.process.pid), self.slack, len(self.cards)
         begun = time.perf_counter(), _cpu(process)
         await asyncio.sleep(QUIET_S)
         quiet = (_cpu(process) - begun[1]) / (time.perf_counter() - begun[0])
@@ -190,7 +190,7 @@ class _Round:
         return {
             "peer": "atlas",
             "bench": "acks",
-            "suspended": len(self.cards),
+            "suspended": suspended,
             "seconds": round(took, 2),
             "per_s": round(len(everyone) / took, 1),
             "clicks": {kind: len(clicks) for kind, clicks in self.clicks.items()},

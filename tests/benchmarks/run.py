@@ -101,8 +101,8 @@ def main() -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(everything())
     lines = [json.loads(line) for line in out.read_text().splitlines() if '"machine"' not in line]
-    print(table([line for line in lines if line["bench"] != "acks"]))
-    print(acks.acks_table(lines))
+    others = [line for line in lines if line["bench"] != "acks"]
+    print("\n\n".join(part for part in (table(others) if others else "", acks.acks_table(lines)) if part))
     return 0
 
 
