@@ -36,7 +36,7 @@ async def test_those_who_matter_more_get_the_near_turns(pool: "asyncpg.Pool[asyn
 
 
 async def test_a_card_goes_before_the_progress_lines_of_a_burst(pool: "asyncpg.Pool[asyncpg.Record]") -> None:
-    """Ten people ask at once in a channel; the first card is not behind ten progress lines, which all come in the end."""
+    """Ten people ask at once in a channel; the first card is not behind ten progress lines, which all come too."""
     async with stage(pool, rate_tiers=True) as on:
         fences = [await on.run() for _ in range(10)]
         await on.delivery.run_once(20)  # some lines go out, the others ask again later

@@ -34,6 +34,9 @@ class Counted:
             raise StoreUnavailable("away")
         return await self.outbox.reserve(team_id, channel_id, method, per_s)
 
+    async def ahead(self, team_id: str, channel_id: str, method: str) -> float:
+        return await self.outbox.ahead(team_id, channel_id, method)
+
 
 async def test_a_crowd_books_together_and_each_has_a_slot_of_its_own(world: World) -> None:
     slots = Counted(world.outbox)
