@@ -337,7 +337,9 @@ class Judged:
     def _hold(
         self, method: str, args: tuple[Any, ...], more: dict[str, Any], result: Any, before: "Claims", after: "Claims"
     ) -> None:
-        names = {*moves_of(f"{self._name}.{method}", args, more, result)}
+        refused = method == "edit" and result.refusal is not None
+        # An edit that comes too late expires the card, as any late click does.
+        names = {*moves_of(f"{self._name}.{'decide' if refused else method}", args, more, result)}
         if "reap" in names:
             names.add("fail")  # a run reaped from its closing pass
         allowed = {(source, BY_NAME[name].target) for name in names for source in BY_NAME[name].sources}
