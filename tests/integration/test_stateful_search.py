@@ -75,11 +75,17 @@ PHASES = (Phase.generate, Phase.shrink) if EXAMPLES else (Phase.generate,)
 PEOPLE = ("U1", "U2", "U3")
 TOOLS = ("look", "note", "send", "order", "wire", "sign")
 HEALING_ROUNDS = 40
+# Calls to one that is waited for, at most.
+SOON = 25
 A_TURN_TAKES_AT_MOST_S = 30.0
 # What a model will do: the tools that it calls, turn by turn.
 PLANS = st.lists(st.lists(st.sampled_from(TOOLS), min_size=1, max_size=3), min_size=1, max_size=2).map(
     lambda turns: "do: " + "/".join(" ".join(turn) for turn in turns)
 )
+# Calls at which it hurts, and how what was asked of the world breaks off there.
+CALLS = st.sampled_from(("execute", "intend", "conclude", "suspend", "model", "reconcile", "answer"))
+BREAKS = st.sampled_from(("die after", "die before", "unheard", "unreachable"))
+FAULTS = st.tuples(CALLS, BREAKS)
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
@@ -102,13 +108,24 @@ class Machine(RuleBasedStateMachine):
 
     bench: ClassVar[Bench]
 
-    @initialize(first=PLANS, second=PLANS, worked=st.integers(0, 30))
-    def begin(self, first: str, second: str, worked: int) -> None:
-        """Two people have asked for something, and some of it is under way."""
+    @initialize(first=PLANS, second=PLANS, agreed=st.booleans(), faults=st.lists(FAULTS, min_size=1, max_size=3))
+    def begin(self, first: str, second: str, agreed: bool, faults: list[tuple[str, str]]) -> None:
+        """Two people have asked for something, some of it is under way, and it has gone wrong already."""
         self._empty()
         self.write("U1", "1.0", first, False, 0)
         self.write("U2", "2.0", second, True, 0)
-        self.run(self._let_them_work(30 - worked))
+        if agreed:
+            self.run(self._let_them_work(40))
+            self.every_promise_holds()
+            self.agree(0)
+        for before, how in faults:
+            self.run(self._let_them_work(1))
+            self.break_off_at(0, before, how)
+            self.run(self._outlived())
+
+    async def _outlived(self) -> None:
+        await self._pass_time(LEASE_S + 1)
+        await self.upkeep.reap(lease_s=LEASE_S, quick=False)
 
     def _empty(self) -> None:
         self.run = self.bench.run
@@ -403,13 +420,49 @@ class Machine(RuleBasedStateMachine):
     @rule(
         which=st.integers(0, 10),
         times=st.integers(1, 5),
-        how=st.sampled_from(("die before", "die after", "unheard", "unreachable")),
+        how=BREAKS,
     )
     def break_off(self, which: int, times: int, how: str) -> None:
         if self.hands:
             self.run(self._go(self.hands[which % len(self.hands)], how, times))
         if not self.living:
             self._hire()
+
+    @rule(
+        which=st.integers(0, 10),
+        before=CALLS,
+        how=BREAKS,
+    )
+    def break_off_at(self, which: int, before: str, how: str) -> None:
+        """The same at a call where it hurts, if that comes soon."""
+        if self.hands:
+            self.run(self._break_off_at(self.hands[which % len(self.hands)], before, how))
+        if not self.living:
+            self._hire()
+
+    async def _break_off_at(self, hand: Hand, before: str, how: str) -> None:
+        for _ in range(SOON):
+            await self._settled(hand)
+            if hand.task.done() or (hand.gate.at or "").startswith(before):
+                break
+            await self._go(hand)
+        if not hand.task.done():
+            await self._go(hand, how)
+
+    @rule(which=st.integers(0, 10))
+    def outlive(self, which: int) -> None:
+        """A host hangs past its lease, and another takes over what it had; it works on whenever it likes."""
+        if self.hands:
+            self.run(self._outlive(self.hands[which % len(self.hands)].worker))
+
+    async def _outlive(self, worker: Process) -> None:
+        worker.beats = False
+        await self._outlived()
+        others = [process for process in self.living if process is not worker and process.beats]
+        if others:
+            await self._claim(others[0], 5)
+            for hand in [hand for hand in self.hands if hand.worker is others[0]]:
+                await self._go(hand, "go", 6)
 
     @rule(which=st.integers(0, 10))
     def leave(self, which: int) -> None:
@@ -595,7 +648,7 @@ def test_no_history_breaks_a_promise(bench: Bench) -> None:
     run_state_machine_as_test(
         Search,
         settings=settings(
-            max_examples=int(EXAMPLES or 12),
+            max_examples=int(EXAMPLES or 20),
             stateful_step_count=60 if EXAMPLES else 45,
             derandomize=EXAMPLES is None,
             database=None,

@@ -59,7 +59,7 @@ class Outcome:
         return "\n".join(["| what | count |", "| --- | ---: |", *(f"| {name} | {n} |" for name, n in rows)])
 
 
-async def soak(seconds: float, seed: int, *, ask_every_s: float = 1.0, fault_every_s: float = 2.0) -> Outcome:
+async def soak(seconds: float, seed: int, *, ask_every_s: float = 1.6, fault_every_s: float = 2.0) -> Outcome:
     """Let it storm for *seconds*, wait until all is at rest, judge."""
     outcome = Outcome(seed)
     began = time.monotonic()
