@@ -73,7 +73,7 @@ LEASE_S = 90.0
 # A broken history is made short only when somebody looks at it: that takes longer than finding it.
 PHASES = (Phase.generate, Phase.shrink) if EXAMPLES else (Phase.generate,)
 PEOPLE = ("U1", "U2", "U3")
-TOOLS = ("look", "note", "send", "order", "wire", "sign")
+TOOLS = ("order", "note", "send", "order", "note", "wire", "sign", "look")
 HEALING_ROUNDS = 40
 # Calls to one that is waited for, at most.
 SOON = 25
@@ -83,8 +83,10 @@ PLANS = st.lists(st.lists(st.sampled_from(TOOLS), min_size=1, max_size=3), min_s
     lambda turns: "do: " + "/".join(" ".join(turn) for turn in turns)
 )
 # Calls at which it hurts, and how what was asked of the world breaks off there.
-CALLS = st.sampled_from(("execute", "intend", "conclude", "suspend", "model", "reconcile", "answer"))
-BREAKS = st.sampled_from(("die after", "die before", "unheard", "unreachable"))
+CALLS = st.sampled_from(
+    ("execute", "execute", "execute", "conclude", "intend", "suspend", "model", "reconcile", "answer")
+)
+BREAKS = st.sampled_from(("die after", "die after", "unheard", "die before", "unreachable"))
 FAULTS = st.tuples(CALLS, BREAKS)
 
 
