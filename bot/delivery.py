@@ -101,8 +101,8 @@ class Delivery:
 
     async def run_once(self, limit: int) -> int:
         """Deliver up to *limit* owed messages; return how many were taken. Raises: StoreUnavailable."""
+        taken_at = self.clock.monotonic()  # before it is sent: a process that is stopped meanwhile has no lease left
         rows = await self.outbox.take(limit, LEASE_S)
-        taken_at = self.clock.monotonic()
         await asyncio.gather(*(self._guarded(row, taken_at) for row in rows))
         return len(rows)
 
@@ -131,8 +131,8 @@ class Delivery:
 
     async def _start_some(self) -> None:
         room = IN_FLIGHT - len(self._in_flight)
+        taken_at = self.clock.monotonic()  # before it is sent, as above
         rows = await self.outbox.take(room, LEASE_S) if room > 0 else []
-        taken_at = self.clock.monotonic()
         for row in rows:
             task = asyncio.create_task(self._guarded(row, taken_at))
             self._in_flight.add(task)

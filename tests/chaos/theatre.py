@@ -342,8 +342,24 @@ class Theatre:
         self.frozen = []
 
     def _posts(self) -> list[str]:
-        records = self.slack.journal.records
-        return [str(r["args"]) for r in records if r["kind"] == "request" and r["method"].startswith("chat.")]
+        """Return what was posted, and what was edited into something else than it showed already.
+
+        An edit whose lease was lost is sent again as what is wanted now, so that no older one can stand: from a process
+        that comes back late, that is the text that stands.
+        """
+        shown: dict[tuple[str, str], str] = {}
+        said: list[str] = []
+        for record in self.slack.journal.records:
+            if record["kind"] != "request" or not record["method"].startswith("chat."):
+                continue
+            given = record["args"]
+            place = (str(given.get("channel")), str(given.get("ts")))
+            look = f"{given.get('text')} {given.get('blocks')}"
+            if record["method"] == "chat.update" and shown.get(place) == look:
+                continue
+            shown[place] = look
+            said.append(str(given))
+        return said
 
     # -- judging ----------------------------------------------------------------------------------------------
 

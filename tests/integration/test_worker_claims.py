@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import asyncpg
@@ -40,6 +41,7 @@ class Worked:
     fence: Fence
     world: World
     log: list[str] = field(default_factory=list)
+    calls: Any = field(default_factory=lambda: SimpleNamespace(in_flight=None))
 
     async def run(self) -> None:
         self.log.append(self.fence.run_id)
