@@ -273,16 +273,19 @@ class Loop:
         except asyncio.CancelledError:
             self._assumed = allowance
             raise
-        except Exception as error:  # an engineer's own model may raise anything
+        except ConnectionRefusedError as error:
+            raise ModelUnavailable(words_of(error)) from error
+        except OSError as error:  # a connection that broke: whether the request arrived is not known
+            raise ModelUnavailable(words_of(error), charged=True) from error
+        except Exception as error:  # an engineer's own model may raise anything, after the provider's bill as well
+            await self._charge(spend_usd=self._assume(allowance))
             raise ModelRefused(words_of(error)) from error
-        if not isinstance(reply, ModelReply):
-            raise ModelRefused(f"the model returned {type(reply).__name__}, not a ModelReply")
-        wrong = _unusable(reply)
-        if wrong is not None:
+        said = _usable(reply)
+        if isinstance(said, str):
             # It was billed all the same.
             await self._charge(spend_usd=self._assume(allowance))
-            raise ModelRefused(wrong)
-        return reply
+            raise ModelRefused(said)
+        return said
 
     def _assume(self, allowance: Allowance) -> Decimal:
         """Return what a call whose bill is unknown is charged: its worst case, within what was left."""
@@ -398,8 +401,10 @@ def _visible(text: str) -> bool:
     return any(not (c.isspace() or unicodedata.category(c) in ("Cc", "Cf", "Cs")) for c in text)
 
 
-def _unusable(reply: ModelReply) -> str | None:
-    """Return why a reply cannot be stored, shown or paid for, or None."""
+def _usable(reply: object) -> ModelReply | str:
+    """Return the reply, or why it cannot be stored, shown or paid for."""
+    if not isinstance(reply, ModelReply):
+        return f"the model returned {type(reply).__name__}, not a ModelReply"
     wrong = unkeepable(_said(reply))
     if wrong is not None:
         return f"the model's reply cannot be kept: {wrong}"
@@ -410,4 +415,4 @@ def _unusable(reply: ModelReply) -> str | None:
         money(reply.spend_usd)
     except (ValueError, ArithmeticError):
         return f"the model's spend_usd is no amount of US dollars: {reply.spend_usd}"
-    return None
+    return reply

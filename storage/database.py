@@ -30,7 +30,9 @@ ACQUIRE_TIMEOUT_S = 10.0
 # intervention, 58 system; 25006 read-only transaction, which a client sees during a failover; 25P03 idle in
 # a transaction for too long.
 _PASSING = ("08", "40", "53", "55", "57", "58")
-
+# An InterfaceError is asyncpg's word for a lost connection and for a call that can never succeed; only its text tells
+# them apart. In doubt it passes: a run must not fail because a connection was lost.
+_WRONG_CALL = ("for this query", "number of query arguments")
 
 # Every statement of ours finds its rows by keys, so one plan fits all values; planning the step anew each time would
 # cost as much as running it. Settings of a session, so they cannot be given through a transaction pooler.
@@ -83,6 +85,8 @@ def translated(error: BaseException) -> AtlasError | None:
         return InvariantBroken(f"PostgreSQL {state}: {error}")
     if isinstance(error, asyncpg.DataError):
         return InvariantBroken(f"a value does not fit its statement: {error}")
+    if isinstance(error, asyncpg.InterfaceError) and any(words in str(error) for words in _WRONG_CALL):
+        return InvariantBroken(f"a statement is called wrongly: {error}")
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError):
         return StoreUnavailable(f"PostgreSQL cannot be reached: {str(error) or type(error).__name__}")
     return None

@@ -11,7 +11,7 @@ from core.errors import ClaimLost, InvariantBroken, StoreUnavailable
 from core.ports import Batch, Closing, Outcome
 from core.run import ActionState, HaltReason, RunState, SuspensionStatus
 from jobs.remind import BATCH, Remind
-from storage.database import open_pool
+from storage.database import Database, open_pool
 from storage.maintenance import PgMaintenance
 from tests.integration.storeworld import DEADLINE_S, World, an_action, an_ask, clicker, result, turn, world_on
 
@@ -353,6 +353,27 @@ async def test_a_database_out_of_reach_is_unavailable_and_a_defect_is_not(world:
         await pool.close()
     with pytest.raises(InvariantBroken):
         await world.upkeep.beat("not a uuid")
+
+
+async def test_a_wrong_number_of_arguments_is_a_defect_and_a_lost_connection_is_not(database: str) -> None:
+    """asyncpg says InterfaceError to both: the one would be tried again for ever, the other heals by itself."""
+    pool = await open_pool(database, size=1)
+    try:
+        store = Database(pool, None, hints=False)
+        with pytest.raises(InvariantBroken, match="called wrongly"):
+            async with store.connection() as connection:
+                await connection.fetchval("select $1::integer", 1, 2)
+        with pytest.raises(InvariantBroken, match="called wrongly"):
+            async with store.transaction() as connection:
+                await connection.fetchval("select $1::integer")
+        with pytest.raises(StoreUnavailable):
+            async with store.connection() as connection:
+                connection.terminate()
+                await connection.fetchval("select 1")
+        async with store.connection() as connection:
+            assert await connection.fetchval("select $1::integer", 7) == 7
+    finally:
+        await pool.close()
 
 
 async def test_everything_works_without_prepared_statements_or_hints(database: str) -> None:

@@ -107,6 +107,24 @@ async def test_a_model_that_cannot_be_used_halts_with_the_reason(line: Any, word
     assert (made.run.state, made.run.halt_reason) == (RunState.HALTED, HaltReason.MODEL_UNAVAILABLE)
     assert made.store.closing is not None
     assert words in made.store.closing.detail
+    # Only the model itself can say that the call was not billed.
+    assert made.run.spend_usd == (0 if isinstance(line, ModelRefused) else Decimal("0.01"))
+
+
+@pytest.mark.parametrize(
+    ("error", "billed"),
+    [
+        (ConnectionRefusedError("nobody listens"), "0"),
+        (ConnectionResetError("reset by peer"), "0.02"),
+        (OSError("the TLS stream ended"), "0.02"),
+    ],
+    ids=["refused", "reset", "broken"],
+)
+async def test_a_connection_that_breaks_is_tried_again_and_in_doubt_charged(error: Exception, billed: str) -> None:
+    """Whether the request arrived is not known, so that it counts as billed; one that nobody took was not."""
+    made = world(error, says("Hi."), worst=Decimal("0.02"))
+    await made.go()
+    assert (made.run.state, made.run.spend_usd) == (RunState.ANSWERED, Decimal(billed) + Decimal("0.01"))
 
 
 async def test_two_empty_replies_halt_and_both_are_paid() -> None:
