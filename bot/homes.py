@@ -97,6 +97,9 @@ class Homes:
             log.warning("the Home of %s was refused: %s", actor.user_id, failure.error)
             if failure.kind is FailureKind.PAUSE:
                 self._paused_until = self.clock.monotonic() + failure.pause_s
+            elif failure.kind is FailureKind.REFUSED:
+                # Such as a person who has left: the same answer would come every time, until they open it anew.
+                self._forget(actor)
             return False
         if actor in self._seen:
             self._shown[actor] = looks

@@ -17,6 +17,8 @@ from pydantic import BaseModel
 from core.conversation import Model, ToolSpec
 from core.tools import Approval, Limits, ScopeResolver, Tool, UserGroup
 
+MOST_EXAMPLES = 3
+
 
 @dataclass(frozen=True)
 class Agent:
@@ -79,6 +81,19 @@ def problems(agent: Agent) -> list[str]:
             found.append(f"{label}: timeout_s must be above 0 seconds, and finite")
         found += _colour_problems(tool, label)
         found += _write_problems(tool, label)
+    return found + _example_problems(agent.examples)
+
+
+def _example_problems(examples: object) -> list[str]:
+    if isinstance(examples, str) or not isinstance(examples, Sequence):
+        return [f"examples={examples!r} is no list of requests: give up to three, such as ['what is in stock?']"]
+    found = [
+        f"examples: {example!r} is no request that somebody could write; give text"
+        for example in examples
+        if not isinstance(example, str) or not example.strip()
+    ]
+    if len(examples) > MOST_EXAMPLES:
+        found.append(f"examples: {len(examples)} are given, but newcomers see {MOST_EXAMPLES}; keep the best ones")
     return found
 
 

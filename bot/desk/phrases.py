@@ -112,6 +112,25 @@ def which_account(query: str, accounts: list[Json], found: int) -> str:
     return f"There are {found} accounts like “{query}”: {names}{more}. Which one do you mean? Nothing was done yet."
 
 
+def which_customer(accounts: list[Json]) -> str:
+    """Ask which of several customers comes first."""
+    names = listed([account_name(account) for account in accounts], "and")
+    return (
+        f"You named {len(accounts)} customers: {names}. I take one at a time, so that each quote is its own and is "
+        "approved on its own. Which one first, and which items for it? For example "
+        f"“{accounts[0]['name']}, 200 of SKU-4411”. Nothing was done yet."
+    )
+
+
+def goes_to_the_contact(email: str, contact: Json | None) -> str:
+    """Say where a quote goes, when another address was asked for."""
+    there = f", {contact['name']}, {contact['email']}" if contact else ""
+    return (
+        f"I can't send to {email}: a quote goes to the account's contact in the CRM{there}. Nothing was sent. Ask me "
+        "without the address and it goes there, or have the contact changed in the CRM."
+    )
+
+
 def which_item(query: str, items: list[Json], found: int) -> str:
     """Ask which of several items is meant."""
     names = listed([f"{item['sku']} {item['name']}" for item in items])

@@ -5,12 +5,13 @@ whose outcome is unknown, or that was declined in the same turn. The failure it 
 something the person did not mean; so whatever is missing or ambiguous is asked for.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bot.desk import phrases
 from bot.desk.conversation import Outcome, Tried, Turn
-from bot.desk.reading import Request, Wanted, Wish, read
+from bot.desk.reading import Request, Wanted, Wish, apart, read
 
 Json = dict[str, Any]
 
@@ -32,7 +33,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Say:
-    """The answer. *asks*: what it asks for ("account", "lines", "quote", "item"); *choices*: what it offers."""
+    """The answer. *asks*: what it asks for ("account", "customer" when several were named, "lines", "quote", "item");
+    *choices*: what it offers."""
 
     text: str
     asks: str | None = None
@@ -66,6 +68,12 @@ class Memory:
             self.request = _request_of(self.quote)
         elif request.wish in _FILL:
             self.request = request
+            if self.question is None:
+                # An address that a quote can't go to was said to be one; it must not haunt the next request.
+                self.request = replace(request, email=None)
+            elif self.question.asks == "customer":
+                # Whose line was whose is not known, so the answer begins anew.
+                self.request = replace(request, account=None, lines=(), others=())
 
 
 def _request_of(quote: Json) -> Request:
@@ -93,6 +101,9 @@ def _complete(request: Request, memory: Memory) -> Request:
             return _merge(before, answered)
     if before is None:
         return request
+    if request.wish is Wish.ACCOUNT and request.account is None:
+        # "who is the contact?"
+        return replace(request, account=before.account)
     if request.wish is Wish.RETRY:
         drafted = memory.quote if before.wish is Wish.QUOTE and before.send else None
         if drafted is not None and drafted["status"] == "draft":
@@ -122,10 +133,13 @@ def _complete(request: Request, memory: Memory) -> Request:
 def _answer_to(question: Say, request: Request) -> Request | None:
     """Return the request as an answer to what the desk asked, or None when it is none."""
     match question.asks:
-        case "account":
+        case "account" | "customer":
             chosen = _chosen(question, request)
             if chosen is not None:
                 return replace(request, account=chosen["id"], quantity=None)
+            named = _named_first(question, request)
+            if named is not None:
+                return replace(request, account=named["id"])
             if request.account is None and not request.lines and not request.again:
                 return replace(request, account=request.text.strip(" .!?#"), quantity=None)
         case "lines":
@@ -151,6 +165,16 @@ def _chosen(question: Say, request: Request) -> Json | None:
     return question.choices[place] if -len(question.choices) <= place < len(question.choices) else None
 
 
+def _named_first(question: Say, request: Request) -> Json | None:
+    """Return the offered account in "Castillo: 50 of SKU-4440"."""
+    before = re.match(r"(?:for\s+)?([^\d,;:]+?)(?:\s+first)?[\s,;:]+\d", request.text, re.IGNORECASE)
+    if request.account is not None or not request.lines or before is None:
+        return None
+    said = before[1].casefold()
+    meant = [choice for choice in question.choices if said in str(choice.get("name", "")).casefold()]
+    return meant[0] if len(meant) == 1 else None
+
+
 def _merge(before: Request, now: Request) -> Request:
     """Return the earlier request with what is said now in its place."""
     lines = before.lines
@@ -164,7 +188,13 @@ def _merge(before: Request, now: Request) -> Request:
     elif now.quantity is not None:
         lines = _requantified(before.lines, now.quantity)
     changed = replace(
-        before, text=now.text, account=now.account or before.account, lines=lines, quote=now.quote or before.quote
+        before,
+        text=now.text,
+        account=now.account or before.account,
+        lines=lines,
+        quote=now.quote or before.quote,
+        email=now.email or before.email,
+        others=now.others,
     )
     if before.wish is Wish.SEND and (now.lines or now.quantity is not None) and lines:
         changed = replace(changed, wish=Wish.QUOTE, send=True, quote=None)
@@ -248,6 +278,9 @@ def _send(request: Request, turn: Turn, memory: Memory) -> Plan:
         quote = _one_quote(number, turn)
     if not isinstance(quote, dict):
         return quote
+    elsewhere = _goes_elsewhere(request, quote.get("contact"))
+    if elsewhere is not None:
+        return elsewhere
     unsure = _same(memory.unknown, "send_quote", {"quote_id": quote["number"], "account_id": quote["account_id"]})
     if unsure is not None:
         now = f"The CRM now shows {phrases.quote_told(quote)}"
@@ -362,6 +395,9 @@ def _account(request: Request, turn: Turn) -> _Account | Plan:
         return found
     accounts = found["accounts"]
     if not accounts:
+        several = _several(apart(request.account), turn) if len(apart(request.account)) > 1 else None
+        if several is not None:
+            return several
         text = f"There is no account like “{request.account}” in the CRM, so nothing was done. Which one do you mean?"
         return Say(text, asks="account")
     exact = [a for a in accounts if request.account.casefold() in (a["name"].casefold(), a["id"])]
@@ -371,6 +407,27 @@ def _account(request: Request, turn: Turn) -> _Account | Plan:
         text = phrases.which_account(request.account, accounts, found["found"])
         return Say(text, asks="account", choices=tuple(accounts))
     return _Account(accounts[0])
+
+
+def _several(names: list[str], turn: Turn, first: Json | None = None) -> Plan | None:
+    """Ask which customer comes first when the CRM knows several of *names*; None: it is one customer after all."""
+    known = [] if first is None else [first]
+    for name in names:
+        found = _result(turn, "find_account", {"query": name})
+        if not isinstance(found, dict):
+            return found
+        # One of several accounts of that name would be another question; this one asks which customer.
+        known += [account for account in found["accounts"][:1] if account["id"] not in [a["id"] for a in known]]
+    if len(known) < 2:
+        return None
+    return Say(phrases.which_customer(known), asks="customer", choices=tuple(known))
+
+
+def _goes_elsewhere(request: Request, contact: Json | None) -> Say | None:
+    """Say that a quote can't go to another address than the contact's."""
+    if request.email is None or (contact is not None and request.email.casefold() == contact["email"].casefold()):
+        return None
+    return Say(phrases.goes_to_the_contact(request.email, contact))
 
 
 def _ordered(request: Request, turn: Turn, what: str) -> Json | Plan:
@@ -395,6 +452,12 @@ def _ordered(request: Request, turn: Turn, what: str) -> Json | Plan:
     account = _account(request, turn)
     if isinstance(account, Call | Say):
         return account
+    several = _several(list(request.others), turn, account.value)
+    if several is not None:
+        return several
+    elsewhere = _goes_elsewhere(request, account.value["contact"]) if what == "quote" else None
+    if elsewhere is not None:
+        return elsewhere
     lines: list[Json] = []
     for wanted in request.lines:
         sku = wanted.item

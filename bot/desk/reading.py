@@ -46,7 +46,8 @@ class Request:
 
     *send*: a drafted quote shall also go out. *quantity*: a bare number ("now 300 of them"). *adds*: the lines come on
     top of earlier ones. *again*: refers to what was there before ("it", "again", "same"). *discount*: a discount that
-    was asked for, in percent as written. *only_draft*: it was said that nothing shall be sent.
+    was asked for, in percent as written. *only_draft*: it was said that nothing shall be sent. *email*: an address in
+    the text. *others*: what may be further customers beside *account*; only the CRM knows whether they are.
     """
 
     wish: Wish
@@ -62,6 +63,8 @@ class Request:
     again: bool = False
     discount: str | None = None
     choice: int | None = None
+    email: str | None = None
+    others: tuple[str, ...] = ()
 
 
 MOST_READ: Final = 2000
@@ -87,6 +90,8 @@ _ACCOUNT_NUMBER = re.compile(
     r"\b(?:account|customer|acct\.?)\s*(?:no\.?|number|id|#)?\s*:?\s*#?(\d{3,9})\b", re.IGNORECASE
 )
 _DISCOUNT = re.compile(r"(\d{1,3}(?:\.\d+)?)\s*(?:%|percent)", re.IGNORECASE)
+_EMAIL = re.compile(r"[^\s<>,;:()\"'@]+@[^\s<>,;:()\"'@]+\.[a-z]{2,}", re.IGNORECASE)
+_TO_EMAIL = re.compile(rf"(?:\b(?:to|cc|bcc|at|via|copy|copying)\b:?\s*)?{_EMAIL.pattern}", re.IGNORECASE)
 _NO_SEND = re.compile(
     r"\b(?:do\s*n[o']?t|don’t|not|without|never|no need to|before)\s+(?:yet\s+)?(?:send|sending|mail|email)"
     r"|\bdraft only\b|\b(?:only|just) (?:a )?draft\b|\bonly a draft\b",
@@ -148,6 +153,44 @@ _FIND_OBJECT = re.compile(
     rf"{_PHRASE}(?={_STOP})",
     re.IGNORECASE,
 )
+_FACT = (
+    r"(?:contact(?:\s+(?:person|details|name|e-?mail))?|e-?mail(?:\s+address)?|address|owner|tier|discount|credit hold"
+    r"|city|buyer)"
+)
+_ASKS = re.compile(
+    r"^(?:(?:please|hi|hey|hello|and|ok|so|can you|could you|do you know)[,!]?\s+)*"
+    rf"(?:the\s+)?(?:who|what|which|where|how much|tell me|show me|give me|find|is|does|has|{_FACT})",
+    re.IGNORECASE,
+)
+_BARE_FACT = re.compile(rf"^((?:\S+\s+){{0,3}}[^\s'’]+)(?:'s|’s|s'|s’)\s+{_FACT}\s*[?.!]*$", re.IGNORECASE)
+_FACTS_OF = (
+    re.compile(rf"\b{_FACT}\s+(?:of|at|for|from)\s+{_PHRASE}(?={_STOP})", re.IGNORECASE),
+    re.compile(
+        rf"(?:\bwho(?:'s|’s|s| is)|\bwhat(?:'s|’s|s| is)|\b(?:tell|show|give) me|\bfind|\bknow)\s+{_PHRASE}"
+        rf"(?:'s|’s|s'|s’)\s+{_FACT}\b",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        rf"\b(?:what|which|how much)\s+{_FACT}\s+(?:does|is|has|do)\s+{_PHRASE}(?:\s+(?:in|get|gets|got))?(?={_STOP})",
+        re.IGNORECASE,
+    ),
+    re.compile(
+        rf"\b(?:where(?:'s|’s|s| is)|who owns|(?:write|talk|speak) to at|(?:person|anyone|somebody|contact) at)\s+"
+        rf"{_PHRASE}(?={_STOP})",
+        re.IGNORECASE,
+    ),
+)
+_ALSO = re.compile(
+    rf"\b(?:and|,)\s*{_PHRASE}\s+(?:a|an|another)\s+(?:new\s+)?(?:quote|quotation|offer|proposal)\b", re.IGNORECASE
+)
+_BETWEEN_NAMES = re.compile(r"\s*(?:,|;|&|\band\b|\bplus\b|\bas well as\b)\s*", re.IGNORECASE)
+_NO_NAME = re.compile(
+    r"(?:one|each|both|all|please|thanks|thank|today|now|asap|then|also|too|with|at|by|on|in|of|for|to|from|as|not|no|do"
+    r"|don.?t|it|them|valid|send|draft|quote|price|email|mail|make|add|cc|copy|let|i|we|you|if|when|so|but|or)\b",
+    re.IGNORECASE,
+)
+MOST_OTHERS: Final = 4
+"""Names beside the first that are looked up; each costs a question to the CRM."""
 _NAMED_LINE = re.compile(
     rf"(?<![\w/.-])({_NUMBER})\s*(?:x|×|pcs\.?|pieces?|units?|metres?|meters?|m)?\s+(?:of\s+)?(?:the\s+|our\s+)?"
     rf"([a-z](?:[^,;:!?{_CUT}]*?))"
@@ -159,7 +202,8 @@ _NO_ITEM = re.compile(
     r"an?|it|them|that|those|these|this|pieces?|units?|pcs|instead|please|each|of|more|x|same|ones?", re.IGNORECASE
 )
 _NO_ACCOUNT = re.compile(
-    r"an?|it|them|that|those|these|this|me|us|you|him|her|the|same|and|quotes?|customer|account|items?", re.IGNORECASE
+    rf"{_FACT}|an?|it|them|that|those|these|this|me|us|you|him|her|the|same|and|quotes?|customer|account|items?",
+    re.IGNORECASE,
 )
 
 
@@ -178,15 +222,27 @@ def read(written: str) -> Request:
     number = _QUOTE_NUMBER.search(rest)
     quote = f"Q-{number[1]}" if number else None
     rest = _QUOTE_NUMBER.sub(_CUT, rest)
+    item = re.search(_SKU, text, re.IGNORECASE) if not lines else None
     discount = _DISCOUNT.search(rest) if re.search(r"\bdiscount\b|\boff\b", rest, re.IGNORECASE) else None
-    rest_without_percent = _DISCOUNT.sub(_CUT, rest)
-    account = _account(rest_without_percent)
+    email = _EMAIL.search(text)
+    rest_without_percent = _TO_EMAIL.sub(_CUT, _DISCOUNT.sub(_CUT, rest))
+    asked_about = _asked_about(rest_without_percent) if not lines and quote is None else None
+    account = asked_about or _account(rest_without_percent)
+    wish = _wish(
+        _EMAIL.sub(_CUT, text),
+        has_lines=bool(lines),
+        account=account,
+        quote=quote,
+        item=item is not None,
+        asked_about=asked_about is not None,
+    )
+    if account is None and email and wish in (Wish.ACCOUNT, Wish.FRAGMENT) and _ACCOUNT.search(text):
+        wish, account = Wish.ACCOUNT, email[0]
     bare = None if account and account.isdigit() else _BARE.search(rest_without_percent.replace(_CUT, " "))
     only_draft = _NO_SEND.search(text) is not None
-    item = re.search(_SKU, text, re.IGNORECASE) if not lines else None
     ordinal = re.match(r"^(?:the\s+)?(\w+)(?:\s+one)?[.!]?$", text, re.IGNORECASE)
     return Request(
-        wish=_wish(text, has_lines=bool(lines), account=account, quote=quote, item=item is not None),
+        wish=wish,
         text=text,
         account=account,
         lines=lines,
@@ -199,10 +255,12 @@ def read(written: str) -> Request:
         again=_AGAIN.search(text) is not None,
         discount=discount[1] if discount else None,
         choice=_ORDINALS.get(ordinal[1].casefold()) if ordinal else None,
+        email=email[0].rstrip(".") if email else None,
+        others=_others(rest_without_percent, account),
     )
 
 
-def _wish(text: str, *, has_lines: bool, account: str | None, quote: str | None, item: bool) -> Wish:
+def _wish(text: str, *, has_lines: bool, account: str | None, quote: str | None, item: bool, asked_about: bool) -> Wish:
     if not text or _HELP.match(text):
         return Wish.QUOTE if has_lines and _QUOTE.search(text) else Wish.HELP
     if _THANKS.match(text):
@@ -215,6 +273,8 @@ def _wish(text: str, *, has_lines: bool, account: str | None, quote: str | None,
     sends = _SEND.search(text) is not None and not forbids
     if _CANNOT.search(text) and not has_lines and not sends:
         return Wish.CANNOT
+    if asked_about:
+        return Wish.ACCOUNT
     if quote is not None:
         return Wish.SEND if sends else Wish.QUOTES
     if _PRICE.search(text) and not sends and not re.search(r"\bdraft\b|\bquote\b", text, re.IGNORECASE):
@@ -275,9 +335,48 @@ def _account(rest: str) -> str | None:
     return None
 
 
+def _asked_about(rest: str) -> str | None:
+    """Return the account whose contact, tier or the like is asked for, in a text that asks and does not order."""
+    bare = _BARE_FACT.match(rest)
+    if not _ASKS.match(rest):
+        return _named(bare[1]) if bare and not _NO_NAME.match(rest) and not _CANNOT.search(rest) else None
+    names = (_named(match[1]) for pattern in _FACTS_OF for match in pattern.finditer(rest))
+    return next(filter(None, names), None)
+
+
+def apart(name: str) -> list[str]:
+    """Return the names in "Henderson and Castillo"; one for most, though a company may have an "and" of its own."""
+    return [part for part in _BETWEEN_NAMES.split(name) if part]
+
+
+def _others(rest: str, account: str | None) -> tuple[str, ...]:
+    """Return what stands where a further customer would: after the first one's name, or with a "for" of its own."""
+    if account is None:
+        return ()
+    found: list[str] = []
+    at = rest.find(account)
+    if at >= 0:
+        listed = re.split(rf"[{_CUT}.!?\d]", rest[at + len(account) :], maxsplit=1)[0]
+        if re.match(r"\s*(?:,|;|&|and\b|plus\b|as well as\b)", listed, re.IGNORECASE):
+            found += _BETWEEN_NAMES.split(listed)
+    found += [match[1] for pattern in (_FOR, _VERB_OBJECT, _ALSO) for match in pattern.finditer(rest)]
+    names: list[str] = []
+    for phrase in found:
+        name = _named(phrase)
+        told = [account, *names]
+        if (
+            name
+            and not _NO_NAME.match(name)
+            and len(name.split()) <= 5
+            and name.casefold() not in map(str.casefold, told)
+        ):
+            names.append(name)
+    return tuple(names[:MOST_OTHERS])
+
+
 def _named(phrase: str) -> str | None:
     name = re.sub(r"(?:'s|’s)(?=\s|$)", "", phrase.strip(" .'\"")).strip()
-    name = re.sub(r"\s+(?:account|customer)$", "", name, flags=re.IGNORECASE)
+    name = re.sub(rf"\s+(?:account|customer|{_FACT})$", "", name, flags=re.IGNORECASE)
     words = name.casefold().split()
     if (
         not words

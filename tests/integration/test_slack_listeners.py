@@ -236,15 +236,18 @@ async def test_what_cannot_be_committed_in_time_is_not_acked(pool: "asyncpg.Pool
 
     vercel/chat (chat.ts): a failed callback was only logged, and the click vanished.
     """
-    async with stage(pool) as on, connected(on, commit_within_s=0.4):
+    async with stage(pool) as on:
         suspension_id = await on.suspend(await on.run())
         card = await on.card(suspension_id)
-        async with pool.acquire() as connection, connection.transaction():
+        async with pool.acquire() as connection, connection.transaction(), connected(on, commit_within_s=0.4):
+            on.slack.sockets.ack_window_s, patient = 3.0, on.slack.sockets.ack_window_s
             await connection.execute("select 1 from runs for update")
             failed = await press(on, RITA, card, "approve")
         assert failed.state != "acked"
         assert await status(on, suspension_id) is SuspensionStatus.OPEN
-        assert (await press(on, RITA, card, "approve")).state == "acked"
+        on.slack.sockets.ack_window_s = patient
+        async with connected(on):
+            assert (await press(on, RITA, card, "approve")).state == "acked"
         assert await status(on, suspension_id) is SuspensionStatus.APPROVED
 
 
@@ -409,6 +412,18 @@ async def test_home_follows_what_happens_elsewhere(on: Stage) -> None:
     assert await on.homes.run_once() == 1
     assert "Nothing waits for your decision" in str((on.slack.home(RITA) or {})["blocks"])
     assert await on.pool.fetchval("select count(*) from audit where allowed") == 1
+
+
+async def test_a_home_that_slack_refuses_for_good_is_not_tried_over_and_over(on: Stage) -> None:
+    """Somebody who left has no Home: refused once, said once, and taken up again only when it is opened again."""
+
+    def published() -> int:
+        return sum(r["kind"] == "request" and r["method"] == "views.publish" for r in on.slack.journal.records)
+
+    await on.homes.opened("T0NORTHWIND", "U0DORA00001")
+    assert published() == 1
+    assert [await on.homes.run_once() for _ in range(3)] == [0, 0, 0]
+    assert published() == 1
 
 
 async def test_many_open_homes_take_turns_and_slacks_pause_is_kept(on: Stage) -> None:

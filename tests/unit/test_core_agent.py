@@ -93,6 +93,26 @@ def test_everything_that_is_wrong_is_listed_at_once() -> None:
     assert "needs async reconcile" in text
 
 
+@pytest.mark.parametrize(
+    ("examples", "problem"),
+    [
+        (("quote Henderson", "b", "c"), ""),
+        ([], ""),
+        (4, "examples=4 is no list"),
+        ("quote", "examples='quote' is no list"),
+        ({"quote"}, "is no list"),
+        (("quote", 7), "7 is no request"),
+        (("quote", " "), "' ' is no request"),
+        (("a", "b", "c", "d"), "4 are given, but newcomers see 3"),
+    ],
+)
+def test_examples_are_up_to_three_texts(examples: Any, problem: str) -> None:
+    """What newcomers are shown must be something that they could write; anything else stops the start."""
+    agent = Agent(instructions="", tools=[], scopes=scopes, examples=examples)
+    text = " | ".join(problems(agent))
+    assert (text == "") if problem == "" else (problem in text)
+
+
 def test_the_moves_leave_no_state_without_a_way_out_but_the_ends() -> None:
     """Every state is reached; answered and failed are final, all others are left by some move."""
     assert {move.target for move in MOVES} == set(RunState)

@@ -113,6 +113,90 @@ async def test_an_ambiguous_account_is_asked_back_and_the_choice_is_understood()
     assert talk.call() == ("draft_quote", {"account_id": "4475", "lines": [{"sku": "SKU-4413", "quantity": 20}]})
 
 
+CASTILLO = {
+    **HENDERSON,
+    "id": "4480",
+    "name": "Castillo Packaging",
+    "contact": {"name": "Luis", "email": "luis@x.example"},
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "draft and send a quote for Henderson, 200 of SKU-4411, and one for Castillo, 50 of SKU-4440",
+        "draft and send a quote for Henderson, Castillo, 200 of SKU-4411",
+    ],
+)
+async def test_two_customers_in_one_request_are_asked_apart_and_drafted_one_by_one(text: str) -> None:
+    """One quote with both customers' lines would be sent to the first of them."""
+    talk = await Talk().says(text)
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("find_account", {"query": "Castillo"})
+    await talk.gets({"accounts": [CASTILLO], "found": 1})
+    assert talk.call() is None
+    assert "Henderson Manufacturing (4471) and Castillo Packaging (4480)" in talk.reply.text
+    assert "Nothing was done yet" in talk.reply.text
+    await talk.says("Castillo Packaging, 50 of SKU-4440")
+    assert talk.call() == ("find_account", {"query": "4480"})
+    await talk.gets({"accounts": [CASTILLO], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4480", "lines": [{"sku": "SKU-4440", "quantity": 50}]})
+
+
+async def test_two_customers_with_an_and_between_them_are_asked_apart() -> None:
+    talk = await Talk().says("quote for Henderson and Castillo, 200 of SKU-4411 each")
+    assert talk.call() == ("find_account", {"query": "Henderson and Castillo"})
+    await talk.gets({"accounts": [], "found": 0})
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    await talk.gets({"accounts": [CASTILLO], "found": 1})
+    assert "You named 2 customers" in talk.reply.text
+    await talk.says("the first")
+    assert talk.call() is None
+    assert "What should I quote for 4471" in talk.reply.text
+
+
+async def test_a_name_beside_the_customers_that_the_crm_does_not_know_changes_nothing() -> None:
+    talk = await Talk().says("quote for Henderson for delivery, 200 of SKU-4411")
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("find_account", {"query": "delivery"})
+    await talk.gets({"accounts": [], "found": 0})
+    assert talk.call() == ("draft_quote", {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 200}]})
+
+
+@pytest.mark.parametrize("address", ["bob@evil.example", "DANA@x.example"])
+async def test_another_address_is_refused_in_words_and_the_contacts_own_is_none(address: str) -> None:
+    talk = await Talk().says(f"{ASK}, to {address}")
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    if address.casefold() == "dana@x.example":
+        assert talk.call() == ("draft_quote", {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 200}]})
+        return
+    assert talk.call() is None
+    assert f"I can't send to {address}" in talk.reply.text
+    assert "dana@x.example" in talk.reply.text
+    await talk.says("then 300 of SKU-4411")
+    assert talk.call() == ("find_account", {"query": "Henderson"})
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert talk.call() == ("draft_quote", {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 300}]})
+
+
+async def test_another_address_for_a_quote_that_is_there_is_refused_before_the_card() -> None:
+    talk = await Talk().says("send Q-1042 to bob@evil.example")
+    await talk.gets({"quotes": [{**QUOTE, "contact": HENDERSON["contact"]}], "found": 1})
+    assert talk.call() is None
+    assert "I can't send to bob@evil.example" in talk.reply.text
+
+
+async def test_the_contact_of_the_account_before_is_told() -> None:
+    talk = await Talk().says("price 200 of SKU-4411 for Henderson")
+    talk = await talk.gets({"accounts": [HENDERSON], "found": 1})
+    priced = {**QUOTE, "account_name": "Henderson Manufacturing"}
+    await talk.gets(priced)
+    await talk.says("who is the contact?")
+    assert talk.call() == ("find_account", {"query": "Henderson"})
+    await talk.gets({"accounts": [HENDERSON], "found": 1})
+    assert "Contact: Dana, dana@x.example" in talk.reply.text
+
+
 async def test_a_missing_account_or_missing_lines_are_asked_for_before_anything_is_called() -> None:
     talk = await Talk().says("draft and send a quote for 200 of SKU-4411")
     assert talk.call() is None

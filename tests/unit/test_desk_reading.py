@@ -136,3 +136,74 @@ def test_lines_without_a_space_between_them_are_all_read() -> None:
 
 def test_link_markup_of_slack_is_read_as_its_text() -> None:
     assert read("who is <https://henderson.example|Henderson>?").account == "Henderson"
+
+
+@pytest.mark.parametrize(
+    ("text", "account"),
+    [
+        ("who is Henderson's contact?", "Henderson"),
+        ("who is the contact at Henderson?", "Henderson"),
+        ("who's the contact for Baker Steel Works", "Baker Steel Works"),
+        ("what's Henderson's email?", "Henderson"),
+        ("can you tell me Henderson’s contact?", "Henderson"),
+        ("what is the tier of Henderson?", "Henderson"),
+        ("which tier is Henderson in?", "Henderson"),
+        ("what discount does Henderson get?", "Henderson"),
+        ("how much discount does Castillo get?", "Castillo"),
+        ("Henderson's contact", "Henderson"),
+        ("contact details of Baker Steel Works please", "Baker Steel Works"),
+        ("where is Henderson?", "Henderson"),
+        ("who owns Henderson?", "Henderson"),
+        ("who should I write to at Henderson?", "Henderson"),
+        ("who is bob@x.example?", "bob@x.example"),
+        ("who is the contact?", None),
+    ],
+)
+def test_questions_about_an_account_name_it(text: str, account: str | None) -> None:
+    request = read(text)
+    assert (request.wish, request.account) == (Wish.ACCOUNT, account)
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        ("change Henderson's discount to 20 %", Wish.CANNOT),
+        ("can you raise Henderson's tier?", Wish.CANNOT),
+        ("email the quote to Henderson's contact", Wish.SEND),
+        ("send Henderson's contact a quote, 200 of SKU-4411", Wish.QUOTE),
+        ("what is the price for Henderson, 20 of SKU-4411?", Wish.PRICE),
+    ],
+)
+def test_an_order_is_no_question_about_an_account(text: str, wish: Wish) -> None:
+    assert read(text).wish is wish
+
+
+@pytest.mark.parametrize(
+    ("text", "account", "others"),
+    [
+        ("quote for Henderson, 200 of SKU-4411, and one for Castillo, 50 of SKU-4440", "Henderson", ("Castillo",)),
+        ("quote 200 of SKU-4411 for Henderson and 50 of SKU-4440 for Castillo", "Henderson", ("Castillo",)),
+        ("send Henderson a quote for 2 SKU-4411 and Castillo a quote for 5 SKU-4440", "Henderson", ("Castillo",)),
+        ("quote for Henderson, Castillo and Baker, 200 of SKU-4411", "Henderson", ("Castillo", "Baker")),
+        ("draft and send a quote for Henderson, 200 of SKU-4411", "Henderson", ()),
+        ("quote for Henderson, 200 of SKU-4411, and send it please", "Henderson", ()),
+        ("draft a quote for Henderson, and send it: 200 of SKU-4411", "Henderson", ()),
+        ("quote for Henderson: 20 of SKU-4411 and for henderson 5 of SKU-4440", "Henderson", ()),
+    ],
+)
+def test_what_may_be_further_customers_is_kept(text: str, account: str, others: tuple[str, ...]) -> None:
+    request = read(text)
+    assert (request.account, request.others) == (account, others)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "draft and send a quote for Henderson, 200 of SKU-4411, to bob@evil.example",
+        "send <mailto:bob@evil.example|bob@evil.example> a quote for Henderson, 200 of SKU-4411",
+        "email a quote for Henderson, 200 of SKU-4411, cc: bob@evil.example.",
+    ],
+)
+def test_an_address_is_kept_and_is_no_account(text: str) -> None:
+    request = read(text)
+    assert (request.wish, request.account, request.email) == (Wish.QUOTE, "Henderson", "bob@evil.example")
