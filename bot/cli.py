@@ -22,7 +22,7 @@ from bot.settings import Settings, read_settings
 from core.approvals import Refusal, Via
 from core.engine import Actor
 from core.errors import AtlasError, Misconfigured, StoreUnavailable
-from core.run import SuspensionKind
+from core.run import Run, RunState, SuspensionKind
 
 ALONE = "work-alone"
 Handler = Callable[[argparse.Namespace], Awaitable[int]]
@@ -204,9 +204,23 @@ async def continue_run(options: argparse.Namespace) -> int:
 
     async with console(_readonly()) as desk:
         continued = await desk.engine.continue_run(_actor(), options.run, reason=options.reason)
+        view = await desk.engine.show(_actor(), options.run) if continued.run is None else None
     if continued.run is None:
-        return _failed(options, f"run {options.run} is not there, or not halted, or its thread has a newer live run")
+        return _failed(options, _why_not_continued(options, view.run if view else None))
     return _done(options, f"run {continued.run.id} goes on", terminal.run_document(continued.run))
+
+
+def _why_not_continued(options: argparse.Namespace, run: Run | None) -> str:
+    """Return the one reason that applies to *run* as it is now."""
+    if run is None:
+        return f"there is no run {options.run}; atlas runs lists them"
+    if not options.reason:
+        return "an operator continues a run only with a reason: --reason TEXT"
+    if run.state is RunState.HALTED:
+        return f"run {run.id} can't go on: its thread has a newer live run; wait for that one, or stop it"
+    ended = run.state in (RunState.ANSWERED, RunState.FAILED)
+    goes_on = "it has ended" if ended else "it is not halted, so it goes on by itself"
+    return f"nothing to continue: run {run.id} is {terminal.why_of(run)}; {goes_on}"
 
 
 async def stop(options: argparse.Namespace) -> int:
@@ -216,7 +230,7 @@ async def stop(options: argparse.Namespace) -> int:
     async with console(_readonly()) as desk:
         stopped = await desk.engine.stop_run(_actor(), options.run)
     if stopped.run is None:
-        return _failed(options, f"run {options.run} is not there or has ended already")
+        return _failed(options, f"there is no run {options.run}; atlas runs lists them")
     if stopped.how == "ended":
         return _failed(options, f"nothing to stop: run {stopped.run.id} has ended ({terminal.why_of(stopped.run)})")
     words = {"halted": "is stopped", "requested": "stops at its next act"}
