@@ -92,7 +92,7 @@ def test_a_decided_card_is_told_in_a_few_lines(preview: Any) -> None:
 
 def test_every_kind_is_told_without_its_fields_names() -> None:
     """Entries as the code writes them; none is shown as name and value."""
-    for kind, body in {
+    kinds: dict[str, dict[str, Any]] = {
         "model": {"assumed": True},
         "model unavailable": {"words": "no answer", "attempt": 2},
         "outcome unknown": {"tool": "send_quote", "why": "no answer"},
@@ -103,7 +103,8 @@ def test_every_kind_is_told_without_its_fields_names() -> None:
         "reconciled": {"tool": "send_quote", "outcome": "happened"},
         "suspension.expired": {"suspension": "k.s1", "tool": "send_quote"},
         "suspension.superseded": {"suspension": "k.s1"},
-    }.items():
+    }
+    for kind, body in kinds.items():
         text = told(TraceEntry(kind, body), run_row())
         assert not any(f"{name} " in text or f"{name}:" in text for name in body if name not in ("tool", "by")), text
 
