@@ -67,7 +67,7 @@ class Interaction:
         self.state, self.error = state, error
         self._settled.set()
 
-    async def settled(self, timeout: float = 10.0) -> "Interaction":
+    async def settled(self, timeout: float = 60.0) -> "Interaction":
         """Wait (real seconds) until acked or failed.
 
         Raises:

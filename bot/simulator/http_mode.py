@@ -34,6 +34,7 @@ class HttpMode:
         self._journal = journal
         self._secret = secret
         self.request_url = request_url
+        self.ack_window_s = ACK_WINDOW_S
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -52,7 +53,7 @@ class HttpMode:
         """Post once; see `Transport`. A 2xx within the window is the ack."""
         headers: dict[str, str] = {}
         if parcel.type == "events_api":
-            body, kind = json.dumps(parcel.payload, ensure_ascii=False), "application/json"
+            body, kind = json.dumps(parcel.payload), "application/json"
             if parcel.retry_attempt:
                 headers["x-slack-retry-num"] = str(parcel.retry_attempt)
                 headers["x-slack-retry-reason"] = parcel.retry_reason
@@ -60,12 +61,13 @@ class HttpMode:
             form = (
                 {key: str(value) for key, value in parcel.payload.items()}
                 if parcel.type == "slash_commands"
-                else {"payload": json.dumps(parcel.payload, ensure_ascii=False)}
+                else {"payload": json.dumps(parcel.payload)}
             )
-            body, kind = urlencode(form), "application/x-www-form-urlencoded"
+            # half a surrogate pair becomes "?", as in a browser's form
+            body, kind = urlencode(form, errors="replace"), "application/x-www-form-urlencoded"
         posting = asyncio.ensure_future(self._post(body, kind, headers, parcel))
         try:
-            if not await self._clock.within(posting, ACK_WINDOW_S):
+            if not await self._clock.within(posting, self.ack_window_s):
                 return "http_timeout"
             status, text = posting.result()
         except (aiohttp.ClientError, OSError) as error:

@@ -237,7 +237,7 @@ class Simulator:
         user = payload.get("user_id") or payload.get("user", {}).get("id", "")
         return self.dispatch.interaction(kind, user, payload, lambda interaction, answer: None)
 
-    async def wait_for(self, predicate: Callable[[], T | None], timeout: float = 10.0) -> T:
+    async def wait_for(self, predicate: Callable[[], T | None], timeout: float = 60.0) -> T:
         """Return the first truthy value of `predicate`, asked again after every change.
 
         Raises:

@@ -3,6 +3,7 @@
 Decides which socket gets an envelope and whether an ack came in time. Faults are carried out here:
 refused handshakes, forgotten acks, duplicate, withheld and reordered envelopes, silent loss.
 Failure it can cause: an envelope given to a socket that is silently dead is only noticed after 3 s.
+Frames are ASCII with JSON's escapes, so that half of a surrogate pair, which UTF-8 cannot carry, arrives as well.
 Source: Slack, "Using Socket Mode"; frames as in slack-go's and bolt's captures.
 """
 
@@ -60,6 +61,7 @@ class SocketMode:
         self._count = 0
         self._waiting: dict[str, Parcel] = {}
         self._held = _Held()
+        self.ack_window_s = ACK_WINDOW_S
 
     @property
     def connected(self) -> bool:
@@ -108,7 +110,7 @@ class SocketMode:
         envelope = self._envelope(parcel)
         self._waiting[envelope["envelope_id"]] = parcel
         await self._send_or_hold(envelope)
-        if await self._clock.within(parcel.acked, ACK_WINDOW_S):
+        if await self._clock.within(parcel.acked, self.ack_window_s):
             return None
         return "timeout"
 
@@ -238,7 +240,7 @@ class SocketMode:
             return
         # a socket that dies while it is written to is removed by its reader
         with contextlib.suppress(ConnectionError, RuntimeError):
-            await socket.ws.send_str(json.dumps(frame, ensure_ascii=False))
+            await socket.ws.send_str(json.dumps(frame))
 
     async def _close(self, socket: Socket) -> None:
         if socket.silent:

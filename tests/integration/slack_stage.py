@@ -19,13 +19,13 @@ import aiohttp
 import asyncpg
 
 from bot.app import build_app
-from bot.delivery import Delivery
+from bot.delivery import SETTLE_MARGIN_S, Delivery
 from bot.homes import Homes
 from bot.listeners.service import InFlight
 from bot.people import SlackDirectory
 from bot.simulator import Simulator
 from bot.simulator.workspace import RITA, SALES_DESK
-from bot.slack import Installation, identify, web_client, web_session
+from bot.slack import REQUEST_TIMEOUT_S, Installation, identify, web_client, web_session
 from bot.socket import SlackSocket
 from core.agent import Agent
 from core.approvals import digest_of
@@ -39,6 +39,10 @@ from storage.inbox import PgInbox
 from storage.outbox import PgOutbox
 from storage.worker_store import PgWorkerStore
 
+# Only a failing test waits this long; a busy machine is slow.
+PATIENCE_S = 120.0
+# Slack gives 3 s; what is not about these is not to fail over them.
+PATIENT_COMMIT_S, PATIENT_ACK_S = 20.0, 25.0
 MANIFEST = Path(__file__).parents[2] / "manifest.yml"
 PREVIEW = Preview(
     title="Send quote Q-1042 to Henderson",
@@ -46,6 +50,8 @@ PREVIEW = Preview(
     lines=[{"SKU": "SKU-4411", "Quantity": "200", "Total": "9,000.00 USD"}],
     totals={"Total": "8,730.00 USD"},
 )
+# After this long the outcome of a post is settled: its request's timeout and the margin are over.
+SETTLED_S = REQUEST_TIMEOUT_S + SETTLE_MARGIN_S + 1
 LONG = PREVIEW.model_copy(update={"lines": [{"SKU": f"SKU-{n:04}", "Quantity": str(n)} for n in range(200)]})
 
 
@@ -63,17 +69,43 @@ class RealClock:
 
 @dataclass
 class MovableTime:
-    """The database's time, which tests move forward."""
+    """The database's time, which tests move forward. *still*: nothing else moves it, however slow the machine is."""
 
     ahead: timedelta = timedelta()
+    still: datetime | None = None
 
     def __call__(self) -> datetime:
         """Return now."""
-        return datetime.now(UTC) + self.ahead
+        return (self.still or datetime.now(UTC)) + self.ahead
 
     def advance(self, seconds: float) -> None:
         """Move forward."""
         self.ahead += timedelta(seconds=seconds)
+
+
+class StageClock:
+    """Delivery's clock: who waits for a turn moves the stage's time on instead. A slow machine lets no lease lapse.
+
+    *slack*: its clock goes along; None once it is connected, since envelopes on their way would come too late.
+    """
+
+    def __init__(self, time: MovableTime, slack: Simulator | None) -> None:
+        self.time = time
+        self.slack = slack
+
+    def monotonic(self) -> float:
+        """Return the seconds by which the stage's time was moved."""
+        return self.time.ahead.total_seconds()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait: whoever asked before for less has moved a part of the way already."""
+        until_s = self.monotonic() + seconds
+        await asyncio.sleep(0)
+        left = until_s - self.monotonic()
+        if left > 0:
+            self.time.advance(left)
+            if self.slack is not None:
+                self.slack.advance(left)
 
 
 async def no_scope(user: User) -> Scope:
@@ -98,6 +130,7 @@ class Stage:
     delivery: Delivery
     homes: Homes
     time: MovableTime
+    clock: StageClock
     in_flight: InFlight
     moved: list[str] = field(default_factory=list)
     worker_id: str = field(default_factory=lambda: str(uuid4()))
@@ -200,15 +233,18 @@ async def stage(
     *,
     operators: frozenset[str] = frozenset(),
     alert_channel: str | None = None,
-    request_timeout_s: float = 2.0,
+    request_timeout_s: float = REQUEST_TIMEOUT_S,
     rate_tiers: bool = False,
+    still: bool = False,
 ) -> AsyncIterator[Stage]:
-    """Set the stage; nothing is connected yet."""
-    async with Simulator(manifest=MANIFEST, rate_tiers=rate_tiers) as slack, web_session(5) as session:
+    """Set the stage; nothing is connected yet. *still*: its time moves when it is moved, and for nothing else."""
+    async with Simulator(manifest=MANIFEST, rate_tiers=rate_tiers) as slack, web_session() as session:
+        slack.sockets.ack_window_s = PATIENT_ACK_S
         client = web_client(slack.workspace.bot_token, session, slack.api_url)
         installation = await identify(client)
-        now = MovableTime()
+        now = MovableTime(still=datetime.now(UTC) if still else None)
         clock = RealClock()
+        paced = StageClock(now, slack)
         directory = SlackDirectory(client, installation, clock)
         desk = PgDesk(pool, now=now, hints=False)
         outbox = PgOutbox(pool, now=now)
@@ -218,7 +254,7 @@ async def stage(
             outbox,
             client,
             installation,
-            clock,
+            paced,
             now,
             alert_channel=alert_channel,
             groups=directory.group_ids,
@@ -241,15 +277,17 @@ async def stage(
             delivery=delivery,
             homes=Homes(engine, client, installation, clock, examples=agent.examples, groups=directory.group_ids),
             time=now,
+            clock=paced,
             in_flight=InFlight(),
         )
 
 
 @asynccontextmanager
 async def connected(
-    on: Stage, inbox: Any = None, engine: Any = None, commit_within_s: float = 2.5, count: int = 2
+    on: Stage, inbox: Any = None, engine: Any = None, commit_within_s: float = PATIENT_COMMIT_S, count: int = 2
 ) -> AsyncIterator[SlackSocket]:
     """Connect the real app over Socket Mode."""
+    on.clock.slack = None
     app = build_app(
         on.installation,
         engine or on.engine,
@@ -266,14 +304,18 @@ async def connected(
     )
     socket = SlackSocket(app, on.slack.workspace.app_token, on.in_flight, count=count)
     await socket.start()
+
+    async def both_know_it() -> bool:
+        return len(on.slack.sockets.sockets) >= count and await socket.alive() >= count
+
     try:
-        await until(lambda: len(on.slack.sockets.sockets) >= count)
+        await until(both_know_it)
         yield socket
     finally:
         await socket.close()
 
 
-async def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
+async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> Any:
     """Wait until *condition* holds; fail when it does not within *within_s* seconds."""
     async with asyncio.timeout(within_s):
         while True:
@@ -285,4 +327,4 @@ async def until(condition: Callable[[], Any], within_s: float = 20.0) -> Any:
             await asyncio.sleep(0.02)
 
 
-__all__ = ["LONG", "PREVIEW", "OutboxRow", "Stage", "connected", "stage", "until"]
+__all__ = ["LONG", "PREVIEW", "SETTLED_S", "OutboxRow", "Stage", "connected", "stage", "until"]

@@ -202,6 +202,7 @@ async def test_what_comes_while_nobody_is_connected_is_taken_from_its_retry(
 async def test_acks_that_never_arrive_start_one_run(on: Stage) -> None:
     """slackapi/python-slack-sdk#1280: unacked envelopes come again, minutes later: one row, none lost."""
     on.slack.faults.sockets.forget_acks = 2
+    on.slack.sockets.ack_window_s = 3.0
     await on.slack.post_as(RITA, SALES_DESK, "<@U0ATLAS0001> hello")
     await until(lambda: len(on.slack.journal.find({"kind": "unacked"})) >= 1)
     on.slack.advance(500)

@@ -86,7 +86,7 @@ def another(on: Stage, **parts: Any) -> Delivery:
     mine = on.delivery
     return Delivery(
         parts.get("outbox", on.outbox), parts.get("client", mine.client), on.installation,
-        parts.get("clock", RealClock()), on.time, request_timeout_s=parts.get("request_timeout_s", 10.0),
+        parts.get("clock", on.clock), on.time, request_timeout_s=parts.get("request_timeout_s", 10.0),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from bot.simulator.workspace import ATLAS_OPS, MARCUS, RITA
 from core.approvals import Via
 from core.engine import Actor
 from core.tools import Approval
-from tests.integration.slack_stage import LONG, Stage, stage, until
+from tests.integration.slack_stage import LONG, SETTLED_S, Stage, stage, until
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_a_post_whose_answer_is_lost_is_found_not_repeated(on: Stage, faul
     on.slack.faults.clear()
     await on.deliver()
     assert (await on.row(place))["message_ts"] is None, "not before the request can no longer arrive"
-    on.time.advance(10)
+    on.time.advance(SETTLED_S)
     await on.deliver()
     (message,) = on.posted(place)
     row = await on.row(place)
@@ -84,7 +84,7 @@ async def test_a_post_that_never_arrived_is_posted_once(on: Stage, fault: str) -
     on.slack.faults.add(fault, "chat.postMessage", times=2)  # type: ignore[arg-type]
     await on.deliver()
     for _ in range(3):
-        on.time.advance(10)
+        on.time.advance(SETTLED_S)
         await on.deliver()
     assert on.slack.faults.listing()["methods"] == [], "the faults happened"
     assert len(on.posted(place)) == 1
@@ -101,7 +101,7 @@ async def test_a_slow_answer_is_no_reason_for_a_second_post(on: Stage) -> None:
     )
     await on.deliver()
     await until(lambda: on.posted(place))
-    on.time.advance(10)
+    on.time.advance(SETTLED_S)
     await on.deliver()
     assert len(on.posted(place)) == 1
     assert (await on.row(place))["message_ts"] is not None
@@ -121,7 +121,7 @@ async def test_a_newer_version_does_not_hurry_an_unsettled_post(on: Stage) -> No
     # The delayed post is the one of version 1; it lands when Slack gets to it.
     await until(lambda: [m for m in on.posted(place) if m["metadata"]["event_payload"]["version"] == 1])
     for _ in range(2):
-        on.time.advance(10)
+        on.time.advance(SETTLED_S)
         await on.deliver()
     (message,) = on.posted(place)
     assert "running" in seen(message)
@@ -174,7 +174,7 @@ async def test_an_edit_with_an_unknown_outcome_is_sent_again(on: Stage, fault: s
     on.slack.faults.add(fault, "chat.update", times=2)  # type: ignore[arg-type]
     await on.deliver()
     for _ in range(4):
-        on.time.advance(10)
+        on.time.advance(SETTLED_S)
         await on.deliver()
     assert on.slack.faults.listing()["methods"] == [], "the faults happened"
     (message,) = on.posted(f"card:{suspension_id}")
@@ -210,7 +210,7 @@ async def test_a_lost_answer_of_a_fresh_post_is_found_too(on: Stage) -> None:
         "store_then_drop", "chat.postMessage", times=1, where={"metadata": {"event_payload": {"place": place}}}
     )
     await on.deliver()
-    on.time.advance(10)
+    on.time.advance(SETTLED_S)
     await on.deliver()
     assert len(on.posted(place)) == 2
     assert (await on.row(place))["message_ts"] == on.posted(place)[1]["ts"]
