@@ -83,7 +83,7 @@ class Simulator:
             self.http_mode = HttpMode(self.clock, self.journal, request_url, secret)
         transport = self.http_mode or self.sockets
         self.dispatch = Dispatch(self.clock, self.journal, transport, retry_schedule_s)
-        triggers = Triggers(self.clock)
+        self.triggers = triggers = Triggers(self.clock)
         self.chat = ChatMethods(self.workspace, self.manifest, self.rooms, self.clock)
         self.streams = StreamMethods(self.workspace, self.rooms, self.chat)
         self._events = Events(self.workspace, self.manifest, self.rooms, self.payloads, self.dispatch)

@@ -44,6 +44,7 @@ class Triggers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._issued: dict[str, Trigger] = {}
+        self.life_s = TRIGGER_LIFE_S
 
     def issue(self, user: str, view_id: str | None = None) -> str:
         """Return a fresh trigger id for what this person just did."""
@@ -58,7 +59,7 @@ class Triggers:
             return "invalid_trigger_id"
         if trigger.spent:
             return "exchanged_trigger_id"
-        if self._clock.monotonic() - trigger.born > TRIGGER_LIFE_S:
+        if self._clock.monotonic() - trigger.born > self.life_s:
             return "expired_trigger_id"
         trigger.spent = True
         return trigger

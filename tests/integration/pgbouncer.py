@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 import asyncpg
 
 _PORT = 6432  # names the socket file only
-_READY_S = 20.0
+_READY_S = 90.0
 MISSING = "PgBouncer is not installed (Debian: pgbouncer)"
 
 

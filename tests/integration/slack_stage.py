@@ -239,7 +239,7 @@ async def stage(
 ) -> AsyncIterator[Stage]:
     """Set the stage; nothing is connected yet. *still*: its time moves when it is moved, and for nothing else."""
     async with Simulator(manifest=MANIFEST, rate_tiers=rate_tiers) as slack, web_session() as session:
-        slack.sockets.ack_window_s = PATIENT_ACK_S
+        slack.sockets.ack_window_s = slack.triggers.life_s = PATIENT_ACK_S
         client = web_client(slack.workspace.bot_token, session, slack.api_url)
         installation = await identify(client)
         now = MovableTime(still=datetime.now(UTC) if still else None)

@@ -41,7 +41,7 @@ TABLES = (
 )  # fmt: skip
 REP = User(team_id="T1", user_id="U1", name="Ada", email="ada@example.com")
 _numbers = count(1)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def clicker(user_id: str = "U1", via: Via = Via.BUTTON) -> Clicker:

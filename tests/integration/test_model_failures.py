@@ -65,7 +65,7 @@ async def model(provider: Provider, request: pytest.FixtureRequest) -> AsyncIter
 
 async def unavailable(model: ProviderModel) -> ModelUnavailable:
     with pytest.raises(ModelUnavailable) as caught:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await model.respond(GO, [], 100)
     return caught.value
 
@@ -142,7 +142,7 @@ async def test_a_timeout_while_it_works_may_have_been_billed(provider: Provider,
         return web.Response()
 
     provider.answer = hang
-    model = provider_model(name, base_url=provider.url, api_key="k-1", timeout_s=0.2)
+    model = provider_model(name, base_url=provider.url, api_key="k-1", timeout_s=2.0)
     assert (await unavailable(model)).charged
     assert provider.asked == 1
     never.set()
@@ -162,7 +162,7 @@ async def test_a_trickling_answer_ends_at_the_timeout_too(provider: Provider, na
         return answer
 
     provider.answer = trickle
-    model = provider_model(name, base_url=provider.url, api_key="k-1", timeout_s=0.3)
+    model = provider_model(name, base_url=provider.url, api_key="k-1", timeout_s=2.0)
     assert (await unavailable(model)).charged
     gone.set()
     await model.close()

@@ -209,7 +209,7 @@ async def test_serve_ends_with_exit_code_2_and_one_message(workspace: Workspace,
         sys.executable, "-m", "bot", "serve", cwd=tmp_path, env=environment, stdout=PIPE, stderr=PIPE
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             _, said = await served.communicate()
     finally:
         if served.returncode is None:

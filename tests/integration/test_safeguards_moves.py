@@ -187,7 +187,7 @@ async def test_a_claim_passes_over_what_somebody_else_is_taking(world: World) ->
         await holder.execute("select from runs where id = $1 for update", fence.run_id)
         claiming = asyncio.ensure_future(world.worker.claim(world.worker_id, 9))
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not claiming.done():
                     waiting = await world.value(
                         "select count(*) from pg_stat_activity"

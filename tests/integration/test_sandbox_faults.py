@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def post(
-    session: aiohttp.ClientSession, url: str, body: object, key: str = "", timeout_s: float = 10
+    session: aiohttp.ClientSession, url: str, body: object, key: str = "", timeout_s: float = 60
 ) -> tuple[int, Any]:
     timeout = aiohttp.ClientTimeout(total=timeout_s)
     async with session.post(url, json=body, headers={"Idempotency-Key": key}, timeout=timeout) as answer:
@@ -43,7 +44,7 @@ async def get(session: aiohttp.ClientSession, url: str) -> tuple[int, Any]:
         return answer.status, await answer.json()
 
 
-async def eventually(holds: Callable[[], Awaitable[bool]], within_s: float = 10) -> None:
+async def eventually(holds: Callable[[], Awaitable[bool]], within_s: float = 60) -> None:
     async with asyncio.timeout(within_s):
         while not await holds():
             await asyncio.sleep(0.01)
@@ -52,6 +53,20 @@ async def eventually(holds: Callable[[], Awaitable[bool]], within_s: float = 10)
 async def add_fault(session: aiohttp.ClientSession, crm: Crm, **fault: object) -> None:
     status, _ = await post(session, f"{crm.url}/admin/faults", fault)
     assert status == 201
+
+
+async def give_up_once(crm: Crm, session: aiohttp.ClientSession, holds: Callable[[], bool]) -> None:
+    """Ask for a quote, and give it up, unanswered, once something holds."""
+    asking = asyncio.create_task(post(session, f"{crm.url}/quotes", ORDER, "k1"))
+
+    async def look() -> bool:
+        return holds()
+
+    await eventually(look)
+    assert not asking.done()
+    asking.cancel()
+    with suppress(asyncio.CancelledError):
+        await asking
 
 
 async def test_fail_answers_503_that_many_times_and_does_nothing(crm: Crm, session: aiohttp.ClientSession) -> None:
@@ -95,23 +110,20 @@ async def test_answer_lost_commits_and_the_key_tells(crm: Crm, session: aiohttp.
 
 async def test_hang_does_nothing_and_never_answers(crm: Crm, session: aiohttp.ClientSession) -> None:
     await add_fault(session, crm, kind="hang", route="POST /quotes")
-    with pytest.raises(TimeoutError):
-        await post(session, f"{crm.url}/quotes", ORDER, "k1", timeout_s=0.2)
+    await give_up_once(crm, session, lambda: crm.faults.shown() == [])
     assert (await get(session, f"{crm.url}/operations/k1"))[0] == 404
 
 
 async def test_hang_after_commit_has_done_it(crm: Crm, session: aiohttp.ClientSession) -> None:
     await add_fault(session, crm, kind="hang_after_commit", route="POST /quotes")
-    with pytest.raises(TimeoutError):
-        await post(session, f"{crm.url}/quotes", ORDER, "k1", timeout_s=0.5)
+    await give_up_once(crm, session, lambda: len(crm.books.effects()) == 1)
     assert (await get(session, f"{crm.url}/operations/k1"))[0] == 200
 
 
 async def test_slow_does_it_after_the_caller_gave_up(crm: Crm, session: aiohttp.ClientSession) -> None:
     await add_fault(session, crm, kind="slow", route="POST /quotes", seconds=1.5)
-    with pytest.raises(TimeoutError):
-        await post(session, f"{crm.url}/quotes", ORDER, "k1", timeout_s=0.3)
-    assert (await get(session, f"{crm.url}/operations/k1"))[0] == 404
+    await give_up_once(crm, session, lambda: crm.faults.shown() == [])
+    assert crm.books.effects() == []
 
     async def done() -> bool:
         return (await get(session, f"{crm.url}/operations/k1"))[0] == 200
@@ -122,7 +134,7 @@ async def test_slow_does_it_after_the_caller_gave_up(crm: Crm, session: aiohttp.
 async def test_a_crashed_service_is_gone_then_back_at_its_address_with_the_effect(
     crm: Crm, session: aiohttp.ClientSession
 ) -> None:
-    await add_fault(session, crm, kind="crash_after_commit", route="POST /quotes", seconds=0.5)
+    await add_fault(session, crm, kind="crash_after_commit", route="POST /quotes", seconds=3)
     with pytest.raises(aiohttp.ClientConnectionError):
         await post(session, f"{crm.url}/quotes", ORDER, "k1")
     with pytest.raises(aiohttp.ClientConnectionError):
@@ -154,7 +166,7 @@ async def test_stopping_does_not_wait_for_a_hanging_request(session: aiohttp.Cli
         return crm.faults.shown() == []
 
     await eventually(met)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await crm.stop()
     with pytest.raises(aiohttp.ClientConnectionError):
         await hanging
@@ -173,7 +185,7 @@ class Program:
             sys.executable, "-m", "bot.sandbox", *options, cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             line = await process.stdout.readline()
         return cls(process, json.loads(line)["url"])
 

@@ -12,6 +12,7 @@ from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.simulator import ActRefused, Simulator
+from bot.simulator.clock import Clock
 from bot.simulator.workspace import BOT_USER_ID, EMIL, MARCUS, RITA, SALES_DESK, VERA
 
 Json = dict[str, Any]
@@ -54,6 +55,12 @@ async def slack() -> AsyncIterator[Simulator]:
 
 
 @pytest.fixture
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No deadline of Slack's comes but by ``advance``, however slow the machine is."""
+    monkeypatch.setattr(Clock, "monotonic", lambda clock: clock._offset)
+
+
+@pytest.fixture
 async def app(slack: Simulator) -> AsyncIterator[AsyncApp]:
     """An app without listeners, connected; tests add what they need before people act."""
     async with aiohttp.ClientSession() as session:
@@ -66,6 +73,7 @@ async def app(slack: Simulator) -> AsyncIterator[AsyncApp]:
         await handler.close_async()  # type: ignore[no-untyped-call]
 
 
+@pytest.mark.usefixtures("still")
 async def test_mention_say_click_ack_update_and_private_answer(slack: Simulator, app: AsyncApp) -> None:
     @app.event("app_mention")
     async def mentioned(event: Json, say: Any) -> None:
@@ -92,6 +100,7 @@ async def test_mention_say_click_ack_update_and_private_answer(slack: Simulator,
         await slack.click(RITA, SALES_DESK, posted["ts"], "approve")
 
 
+@pytest.mark.usefixtures("still")
 async def test_a_direct_message_with_a_mention_is_one_message_event(slack: Simulator, app: AsyncApp) -> None:
     seen: list[Json] = []
 
@@ -112,6 +121,7 @@ async def test_a_direct_message_with_a_mention_is_one_message_event(slack: Simul
     assert [(event["type"], event["channel_type"]) for event in seen] == [("message", "im")]
 
 
+@pytest.mark.usefixtures("still")
 async def test_modal_errors_update_push_three_deep_and_clear(slack: Simulator, app: AsyncApp) -> None:
     refused: list[str] = []
     said: list[Json] = []
@@ -174,6 +184,7 @@ async def test_modal_errors_update_push_three_deep_and_clear(slack: Simulator, a
     assert said[-1]["is_cleared"] is False
 
 
+@pytest.mark.usefixtures("still")
 async def test_trigger_ids_live_three_seconds(slack: Simulator, app: AsyncApp) -> None:
     go = asyncio.Event()
     errors: list[str] = []
@@ -196,6 +207,7 @@ async def test_trigger_ids_live_three_seconds(slack: Simulator, app: AsyncApp) -
     assert errors == ["expired_trigger_id", "invalid_trigger_id"]
 
 
+@pytest.mark.usefixtures("still")
 async def test_response_urls_take_five_posts_within_half_an_hour(slack: Simulator, app: AsyncApp) -> None:
     posted = await app.client.chat_postMessage(channel=SALES_DESK, text="x", blocks=card("Go"))
 
@@ -226,6 +238,7 @@ async def test_response_urls_take_five_posts_within_half_an_hour(slack: Simulato
         assert slack.message(SALES_DESK, posted["ts"])
 
 
+@pytest.mark.usefixtures("still")
 async def test_commands_answer_privately_and_later_and_are_refused_in_threads(slack: Simulator, app: AsyncApp) -> None:
     @app.command("/atlas")
     async def command(ack: Any, command: Json, respond: Any) -> None:
@@ -246,6 +259,7 @@ async def test_commands_answer_privately_and_later_and_are_refused_in_threads(sl
             await slack.command(user, channel, text)
 
 
+@pytest.mark.usefixtures("still")
 async def test_home_opens_is_published_and_its_buttons_work(slack: Simulator, app: AsyncApp) -> None:
     tabs: list[Json] = []
 
@@ -272,6 +286,7 @@ async def test_home_opens_is_published_and_its_buttons_work(slack: Simulator, ap
     assert tabs[2]["view"]["id"] == first["id"]
 
 
+@pytest.mark.usefixtures("still")
 async def test_an_edited_button_value_can_be_forged_to_test_the_apps_own_check(slack: Simulator, app: AsyncApp) -> None:
     values: list[str] = []
 
@@ -296,13 +311,13 @@ async def test_bolt_heals_a_refresh_and_a_cut(slack: Simulator, app: AsyncApp) -
         heard.append(event["text"].split()[-1])
 
     await slack.sockets.disconnect("refresh_requested")
-    await slack.wait_for(lambda: slack.journal.find({"kind": "socket", "what": "open"})[1:], 30)
+    await slack.wait_for(lambda: slack.journal.find({"kind": "socket", "what": "open"})[1:])
     await slack.post_as(RITA, SALES_DESK, "@Atlas one")
     # Bolt connects twice after a refresh, so an event may be lost with the socket in between and come again,
     # or its ack may be lost and it is heard twice: nothing is lost for good, which is all that Slack promises
-    await slack.wait_for(lambda: "one" in heard, 30)
+    await slack.wait_for(lambda: "one" in heard)
     opened = len(slack.journal.find({"kind": "socket", "what": "open"}))
     slack.sockets.cut()
-    await slack.wait_for(lambda: slack.journal.find({"kind": "socket", "what": "open"})[opened:], 30)
+    await slack.wait_for(lambda: slack.journal.find({"kind": "socket", "what": "open"})[opened:])
     await slack.post_as(RITA, SALES_DESK, "@Atlas two")
-    await slack.wait_for(lambda: "two" in heard, 30)
+    await slack.wait_for(lambda: "two" in heard)

@@ -72,7 +72,7 @@ async def state(session: aiohttp.ClientSession, user: str) -> Json:
 
 async def until(live: aiohttp.ClientWebSocketResponse, event: str, **fields: Any) -> Json:
     """Return the first frame of this kind with these fields."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             frame: Json = await live.receive_json()
             if frame["event"] == event and all(frame.get(key) == value for key, value in fields.items()):
@@ -230,7 +230,7 @@ async def test_the_page_and_all_that_it_asks_for_are_served(session: aiohttp.Cli
 async def test_journal_faults_clock_and_world_over_http(
     slack: Simulator, session: aiohttp.ClientSession, client: AsyncWebClient, post: Post
 ) -> None:
-    waiting = asyncio.create_task(post("/wait", match={"kind": "request", "args": {"text": "awaited"}}, timeout=10))
+    waiting = asyncio.create_task(post("/wait", match={"kind": "request", "args": {"text": "awaited"}}, timeout=60))
     fault = await post("/faults", kind="ratelimited", method="auth.test", times=1, retry_after=3)
     assert fault["methods"][0]["retry_after"] == 3
     await post("/faults", socket="refuse_tickets", times=2, status=500)
@@ -255,7 +255,7 @@ async def test_journal_faults_clock_and_world_over_http(
     (raw,) = slack.journal.find({"kind": "event", "event_id": sent["id"]})
     assert (raw["payload"]["team_id"], raw["payload"]["event"]["bot_id"]) == ("T0OTHER", "B0OTHER")
     forged = await post("/send", kind="block_actions", payload={"type": "block_actions", "user": {"id": RITA}})
-    found = await post("/wait", match={"kind": "interaction", "id": forged["id"], "state": "failed"}, timeout=5)
+    found = await post("/wait", match={"kind": "interaction", "id": forged["id"], "state": "failed"}, timeout=60)
     assert found["record"]["error"] == "dispatch_failed"
     for path, body in (
         ("/faults", {"kind": "explode"}),
@@ -313,7 +313,7 @@ async def test_as_a_process_it_prints_its_addresses_and_ends_cleanly(tmp_path: P
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stdout
-    there = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))
+    there = json.loads(await asyncio.wait_for(process.stdout.readline(), 120))
     assert set(there) == {"url", "api_url", "app_token", "bot_token", "signing_secret"}
     assert there["bot_token"] == "xoxb-other"
     async with aiohttp.ClientSession() as session:
@@ -323,7 +323,7 @@ async def test_as_a_process_it_prints_its_addresses_and_ends_cleanly(tmp_path: P
         # an open page must not keep the server from ending
         live = await session.ws_connect(f"{there['url']}/page/live", params={"as": RITA})
         process.send_signal(signal.SIGTERM)
-        _, errors = await asyncio.wait_for(process.communicate(), 15)
+        _, errors = await asyncio.wait_for(process.communicate(), 120)
         await live.close()
     assert (process.returncode, errors.decode()) == (0, "")
     lines = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
@@ -342,7 +342,7 @@ async def test_a_config_that_cannot_be_used_is_one_clear_line(tmp_path: Path, co
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    _, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode == 2
     assert errors.decode().startswith("simulator: ")
     assert len(errors.decode().splitlines()) == 1

@@ -12,6 +12,7 @@ from aiohttp import web
 from slack_sdk.signature import SignatureVerifier
 
 from bot.simulator import Simulator
+from bot.simulator.clock import Clock
 from bot.simulator.workspace import BOT_USER_ID, RITA, SALES_DESK
 
 Frame = dict[str, Any]
@@ -35,7 +36,7 @@ class Line:
         assert hello["type"] == "hello"
         return self
 
-    async def frame(self, timeout: float = 10) -> Frame:
+    async def frame(self, timeout: float = 60) -> Frame:
         assert self.ws
         message = await self.ws.receive(timeout)
         assert message.type == aiohttp.WSMsgType.TEXT, message
@@ -45,6 +46,12 @@ class Line:
     async def ack(self, envelope: Frame, **more: Any) -> None:
         assert self.ws
         await self.ws.send_json({"envelope_id": envelope["envelope_id"], **more})
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No deadline of Slack's comes but by ``advance``, however slow the machine is."""
+    monkeypatch.setattr(Clock, "monotonic", lambda clock: clock._offset)
 
 
 @pytest.fixture
@@ -230,7 +237,7 @@ async def test_disconnect_reasons_warning_stays_open_refresh_closes(slack: Simul
     await slack.sockets.disconnect("refresh_requested")
     assert (await wire.frame())["reason"] == "refresh_requested"
     assert wire.ws
-    assert (await wire.ws.receive(10)).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
+    assert (await wire.ws.receive(60)).type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED)
     await slack.wait_for(lambda: not slack.sockets.connected)
 
 

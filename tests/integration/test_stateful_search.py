@@ -77,7 +77,7 @@ TOOLS = ("order", "note", "send", "order", "note", "wire", "sign", "look")
 HEALING_ROUNDS = 40
 # Calls to one that is waited for, at most.
 SOON = 25
-A_TURN_TAKES_AT_MOST_S = 30.0
+A_TURN_TAKES_AT_MOST_S = 120.0
 # What a model will do: the tools that it calls, turn by turn.
 PLANS = st.lists(st.lists(st.sampled_from(TOOLS), min_size=1, max_size=3), min_size=1, max_size=2).map(
     lambda turns: "do: " + "/".join(" ".join(turn) for turn in turns)

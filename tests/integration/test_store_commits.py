@@ -82,7 +82,7 @@ async def test_a_locked_row_delays_only_its_own_step(world: World) -> None:
         await locked.start()
         await connection.execute("select from runs where id = $1 for update", fences[5].run_id)
         tasks = [asyncio.create_task(world.worker.step(fence, step())) for fence in fences]
-        done, waiting = await asyncio.wait(tasks[:5], timeout=10)
+        done, waiting = await asyncio.wait(tasks[:5], timeout=60)
         assert len(done) == 5
         assert not waiting
         assert not tasks[5].done()

@@ -64,7 +64,7 @@ async def test_a_claim_whose_answer_was_lost_is_taken_up_by_its_own_worker(world
 
     worker = Worker(world.worker_id, world.worker, make_loop, SteppedClock(), poll_s=0.01)
     running = asyncio.create_task(worker.run())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not log:
             await asyncio.sleep(0.01)
         await worker.drain()

@@ -17,7 +17,19 @@ from core import Approval, DidNotHappen, Happened
 from core.errors import ClaimLost, NewsArrived, StoreUnavailable
 from core.run import ActionState, RunState, SuspensionStatus
 from core.worker import Worker
-from tests.unit.coreworld import FENCE, Deed, World, a_suspension, asked, assert_valid, call, says, turn, world
+from tests.unit.coreworld import (
+    FENCE,
+    PATIENCE_S,
+    Deed,
+    World,
+    a_suspension,
+    asked,
+    assert_valid,
+    call,
+    says,
+    turn,
+    world,
+)
 
 ASK = Approval(by="requester")
 PLAN = (says("", call("look"), call()), says("", call("look", id="call_2")), says("Done."))
@@ -133,11 +145,11 @@ async def test_a_shutdown_at_any_point_gives_the_claim_back_and_forgets_nothing(
     places = await count_points(approve=approve)
     assert len(places) > 15
     for at, place in enumerate(places):
-        reached = asyncio.Event()
+        reached, cut = asyncio.Event(), asyncio.Event()
 
-        async def hold(_: str, reached: asyncio.Event = reached) -> None:
+        async def hold(_: str, reached: asyncio.Event = reached, cut: asyncio.Event = cut) -> None:
             reached.set()
-            await asyncio.sleep(0.02)  # a commit under way ends by itself; anything else is cut short here
+            await cut.wait()  # a commit under way ends by itself; anything else is cut short here
 
         made, target = scene(Points(at, hold), approve=approve)
 
@@ -148,9 +160,10 @@ async def test_a_shutdown_at_any_point_gives_the_claim_back_and_forgets_nothing(
                 await made.go()
 
         task = asyncio.create_task(life())
-        await asyncio.wait_for(reached.wait(), 5)
+        await asyncio.wait_for(reached.wait(), PATIENCE_S)
         task.cancel()
-        (ended,) = (await asyncio.wait({task}, timeout=5))[0]
+        cut.set()
+        (ended,) = (await asyncio.wait({task}, timeout=PATIENCE_S))[0]
         if not ended.cancelled():
             ended.result()
         where = f"{at}: {place}"
@@ -175,11 +188,11 @@ async def to_the_end_with(made: World, *, asked_again: bool) -> None:
 @pytest.mark.parametrize("approve", [False, True])
 async def test_no_write_that_never_began_is_left_in_doubt_by_a_shutdown(approve: bool) -> None:
     """Cut short while the intention was being committed: taken back as failed, so nobody has to find out."""
-    reached = asyncio.Event()
+    reached, cut = asyncio.Event(), asyncio.Event()
 
     async def hold(place: str) -> None:
         reached.set()
-        await asyncio.sleep(0.02)
+        await cut.wait()
 
     places = await count_points(approve=approve)
     made, target = scene(Points(places.index("after intend"), hold), approve=approve)
@@ -190,9 +203,10 @@ async def test_no_write_that_never_began_is_left_in_doubt_by_a_shutdown(approve:
         await made.go()
 
     task = asyncio.create_task(life())
-    await asyncio.wait_for(reached.wait(), 5)
+    await asyncio.wait_for(reached.wait(), PATIENCE_S)
     task.cancel()
-    await asyncio.wait({task}, timeout=5)
+    cut.set()
+    await asyncio.wait({task}, timeout=PATIENCE_S)
     assert [a.state for a in made.store.view.actions] == [ActionState.FAILED]
     assert sum(target.done.values()) == 0
 
@@ -307,7 +321,7 @@ async def test_draining_starts_nothing_new_and_keeps_what_is_done() -> None:
 
     made = world(says("", *[call(id=str(n)) for n in range(3)]), says("Done."), deed=Deed(execute=execute))
     loops.append(made.loop())
-    await asyncio.wait_for(loops[0].run(), 5)
+    await asyncio.wait_for(loops[0].run(), PATIENCE_S)
     assert (made.deed.effects, len(made.results()), made.run.claim_token) == (1, 1, None)
 
 
@@ -328,15 +342,15 @@ async def test_a_run_claimed_while_the_worker_leaves_is_given_back() -> None:
 
     made.store.after = hold
     running = asyncio.create_task(worker.run())
-    await asyncio.wait_for(claimed.wait(), 5)
+    await asyncio.wait_for(claimed.wait(), PATIENCE_S)
     leaving = asyncio.create_task(worker.drain())
     for _ in range(20):
         await asyncio.sleep(0)
     assert not leaving.done()
     let_go.set()
-    await asyncio.wait_for(leaving, 5)
+    await asyncio.wait_for(leaving, PATIENCE_S)
     assert made.run.claim_token is None
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert (made.run.claim_token, made.model.heard, worker.busy) == (None, [], 0)
 
 
@@ -352,11 +366,11 @@ async def test_an_effect_in_flight_gets_its_grace_and_the_truth() -> None:
     made = world(says("", call()), says("Done."), deed=Deed(execute=execute), run={"claim_token": None})
     worker = Worker("w", made.store, lambda fence: made.loop(), made.clock, poll_s=0.01)
     running = asyncio.create_task(worker.run())
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
     leaving = asyncio.create_task(worker.drain())
     await asyncio.sleep(0)
     go_on.set()
-    await asyncio.wait_for(asyncio.gather(leaving, running), 5)
+    await asyncio.wait_for(asyncio.gather(leaving, running), PATIENCE_S)
     assert [a.state for a in made.store.view.actions] == [ActionState.SUCCEEDED]
     assert (made.run.claim_token, made.results()) == (None, ['{"ok": true}'])
 
@@ -373,10 +387,10 @@ async def test_an_effect_that_outlasts_its_grace_is_unknown_not_lost() -> None:
     worker = Worker("w", made.store, lambda fence: made.loop(), made.clock, poll_s=0.01)
     made.agent.tools[0].timeout_s = 30.0
     running = asyncio.create_task(worker.run())
-    await asyncio.wait_for(begun.wait(), 5)
+    await asyncio.wait_for(begun.wait(), PATIENCE_S)
     made.agent.tools[0].timeout_s = 0.05  # the grace is the tool's own timeout where that is shorter
-    await asyncio.wait_for(worker.drain(), 5)
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(worker.drain(), PATIENCE_S)
+    await asyncio.wait_for(running, PATIENCE_S)
     assert [a.state for a in made.store.view.actions] == [ActionState.UNKNOWN]
     assert (made.run.claim_token, made.results()) == (None, [])
 
