@@ -30,7 +30,8 @@ EVENT_TYPE = "atlas_message"
 SETTLE_MARGIN_S = 5.0
 # A stalled process must not send what it announced long ago: somebody may have settled it meanwhile.
 STALE_ANNOUNCEMENT_S = 2.0
-# Long enough for its turn, a request and the margin; a process that dies holding it delays the message by this much.
+# Long enough for its turn, a request and the margin; where nobody may say that a process is dead, its messages wait
+# for as long.
 LEASE_S = 25.0
 # Slack: about 1 post a second and channel, bursts allowed; chat.update is Tier 3, 50 a minute and workspace.
 POST_EVERY_S, POST_BURST_S = 1.0, 3.0
@@ -53,6 +54,8 @@ TOO_MUCH = frozenset(
     {"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "invalid_attachments"}
 )
 
+# What only one person is to see; its content says who.
+PRIVATE = "private:"
 
 GroupIds = Callable[[], dict[str, str]]
 
@@ -64,7 +67,8 @@ def _no_groups() -> dict[str, str]:
 class Delivery:
     """Delivers what the outbox owes. *alert_channel*: where alerts go; *groups*: user group ids by handle, as known;
     *members*: who belongs where, to reach people directly when a place is closed; *examples*: what the agent offers;
-    *presence*: told what a thread shows, to give passing signs beside it."""
+    *presence*: told what a thread shows, to give passing signs beside it; *owner*: the process whose death frees what
+    it was about to deliver (None: nothing but time does)."""
 
     def __init__(
         self,
@@ -80,6 +84,7 @@ class Delivery:
         members: Members | None = None,
         examples: Sequence[str] = (),
         presence: Presence | None = None,
+        owner: str | None = None,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self.outbox = outbox
@@ -92,6 +97,7 @@ class Delivery:
         self.operators = operators
         self.examples = tuple(examples)
         self.presence = presence
+        self.owner = owner
         self.reach = Reach(outbox, client, operators, members)
         self.pace = Pace(outbox, installation.team_id)
         self.request_timeout_s = request_timeout_s
@@ -102,7 +108,7 @@ class Delivery:
     async def run_once(self, limit: int) -> int:
         """Deliver up to *limit* owed messages; return how many were taken. Raises: StoreUnavailable."""
         taken_at = self.clock.monotonic()  # before it is sent: a process that is stopped meanwhile has no lease left
-        rows = await self.outbox.take(limit, LEASE_S)
+        rows = await self.outbox.take(limit, LEASE_S, self.owner)
         await asyncio.gather(*(self._guarded(row, taken_at) for row in rows))
         return len(rows)
 
@@ -132,7 +138,7 @@ class Delivery:
     async def _start_some(self) -> None:
         room = IN_FLIGHT - len(self._in_flight)
         taken_at = self.clock.monotonic()  # before it is sent, as above
-        rows = await self.outbox.take(room, LEASE_S) if room > 0 else []
+        rows = await self.outbox.take(room, LEASE_S, self.owner) if room > 0 else []
         for row in rows:
             task = asyncio.create_task(self._guarded(row, taken_at))
             self._in_flight.add(task)
@@ -158,7 +164,7 @@ class Delivery:
         except Exception as defect:
             log.exception("%s cannot be delivered", row.place)
             if row.attempts >= 5:
-                await self._refuse(row, f"defect: {defect}")
+                await self._refuse(row, f"defect: {defect}", absent=False)
             else:
                 await self.outbox.retry(row, f"defect: {defect}", min(60.0, 2.0**row.attempts))
 
@@ -168,7 +174,9 @@ class Delivery:
             log.error("an alert has no channel to go to; set ATLAS_ALERT_CHANNEL (%s)", row.place)
             await self.outbox.refused(row, "no alert channel is configured")
             return
-        if row.posting_age_s is not None:
+        if row.place.startswith(PRIVATE):
+            await self._whisper(row, channel, taken_at)
+        elif row.posting_age_s is not None:
             await self._settle(row, row.channel_id or self.alert_channel or channel, taken_at)
         elif row.message_ts is None:
             await self._post(row, channel, taken_at)
@@ -191,11 +199,12 @@ class Delivery:
             await self._failed(row, method, channel, read_failure(error), absent=False)
             return
         if found is None:
-            await self._post(row, channel, taken_at)
+            await self._post(row, channel, taken_at, absent=True)
             return
         ts, version = found
         log.info("%s: the post whose answer was lost stands at %s", row.place, ts)
-        await self.outbox.delivered(row, version, channel, ts)
+        _, rendered = await self._render(row)
+        await self.outbox.delivered(row, version, channel, ts, rendered.goes_on if rendered else None)
 
     async def _find(self, row: OutboxRow, channel: str, age: float) -> tuple[str, int] | None:
         """Return (ts, version) of our message for this place, as its metadata says; None: there is none."""
@@ -228,12 +237,15 @@ class Delivery:
                 return str(message["ts"]), version if isinstance(version, int) else 0
         return None
 
-    async def _post(self, row: OutboxRow, channel: str, taken_at: float, *, plain: bool = False) -> None:
+    async def _post(
+        self, row: OutboxRow, channel: str, taken_at: float, *, plain: bool = False, absent: bool = False
+    ) -> None:
+        """Post it. *absent*: an earlier post of it is known not to stand."""
         if not await self._turn(row, channel, "chat.postMessage", POST_EVERY_S, POST_BURST_S):
             return
         version, rendered = await self._render(row)
         if rendered is None:
-            await self.outbox.withdraw(row)
+            await self.outbox.withdraw(row, absent=absent)
             return
         if self._lease_left(taken_at) < self.request_timeout_s:
             await self.outbox.retry(row, "its turn came late", 0.0)
@@ -267,7 +279,38 @@ class Delivery:
         if self.presence is not None:
             self.presence.replied(channel, row.thread_ts)
         # A lost lease: the announcement stands in the row, so whoever took it finds this message by its metadata.
-        await self.outbox.delivered(row, version, str(answer["channel"]), str(answer["ts"]))
+        await self.outbox.delivered(row, version, str(answer["channel"]), str(answer["ts"]), rendered.goes_on)
+
+    async def _whisper(self, row: OutboxRow, channel: str, taken_at: float) -> None:
+        """Say it to one person alone. Such a message can neither be found nor edited, so it is a courtesy: sent once,
+        and over when it may have arrived."""
+        if row.posting_age_s is not None:
+            await self.outbox.withdraw(row, absent=True)
+            return
+        if not await self._turn(row, "", "chat.postEphemeral", UPDATE_EVERY_S, UPDATE_BURST_S):
+            return
+        inputs = await self.outbox.render_inputs(row)
+        _, rendered = await self._render(row)
+        assert rendered is not None  # only reminders come too late
+        if self._lease_left(taken_at) < self.request_timeout_s or not await self.outbox.posting(row):
+            await self.outbox.retry(row, "its turn came late", 0.0)
+            return
+        try:
+            async with asyncio.timeout(self.request_timeout_s):
+                await self.client.chat_postEphemeral(
+                    channel=channel,
+                    user=str(inputs.content.get("private_to")),
+                    thread_ts=row.thread_ts,
+                    text=rendered.text,
+                    blocks=rendered.blocks,
+                )
+        except CALL_ERRORS as error:
+            failure = read_failure(error)
+            if failure.kind not in (FailureKind.OPEN, FailureKind.REFUSED):
+                await self._failed(row, "chat.postEphemeral", channel, failure, absent=True)
+                return
+            log.warning("%s may not have been heard: %s", row.place, failure.error)
+        await self.outbox.withdraw(row, absent=True)
 
     # ---- editing -----------------------------------------------------------------------------------------------------
 
@@ -295,7 +338,7 @@ class Delivery:
             else:
                 await self._failed(row, "chat.update", channel, failure, absent=False)
             return
-        if not await self.outbox.delivered(row, version, channel, ts):
+        if not await self.outbox.delivered(row, version, channel, ts, rendered.goes_on):
             # Somebody else may have written a newer version before ours arrived: send what is wanted now.
             _, newest = await self._render(row)
             assert newest is not None
@@ -358,10 +401,11 @@ class Delivery:
                 log.error("Slack refuses our token (%s); messages wait", failure.error)
                 await self.outbox.retry(row, failure.error, 30.0, absent=absent)
             case FailureKind.REFUSED:
-                await self._refuse(row, f"{method}: {failure.error}")
+                await self._refuse(row, f"{method}: {failure.error}", absent=absent)
 
-    async def _refuse(self, row: OutboxRow, error: str) -> None:
-        """Give a message up where it was to stand; who must see it is written to directly, once."""
+    async def _refuse(self, row: OutboxRow, error: str, *, absent: bool) -> None:
+        """Give a message up where it was to stand; who must see it is written to directly, once. *absent*: no post of
+        it can stand there unknown."""
         log.error("%s: Slack refuses it for good (%s)", row.place, error)
         told = ""
         try:
@@ -370,11 +414,11 @@ class Delivery:
         except (CouldNotCheck, CallFailed) as problem:
             if row.attempts < TRIES_TO_REACH:
                 why = f"{error}; whom to write to instead: {problem}"
-                await self.outbox.retry(row, why, 2.0**row.attempts, absent=True)
+                await self.outbox.retry(row, why, 2.0**row.attempts, absent=absent)
                 return
             log.error("%s: nobody could be reached directly (%s)", row.place, problem)
             told = " Nobody could be reached in direct messages."
-        await self.outbox.refused(row, error, told=told)
+        await self.outbox.refused(row, error, told=told, absent=absent)
 
 
 def _came_late(inputs: RenderInputs) -> bool:

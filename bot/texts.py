@@ -82,7 +82,7 @@ ACKNOWLEDGE_UNCHECKED = "Atlas could not check who you are just now, so nothing 
 ASK_THIS = "Ask this"
 NOT_OFFERED = "This example is no longer offered, so nothing was asked. Write to Atlas what you need."
 NOT_SERVED = (
-    "Atlas works for members of this workspace only, so nothing was asked. Ask one of them to do it, or an admin."
+    "Atlas works for members of this workspace only, so nothing was done. Ask one of them to do it, or an admin."
 )
 ASKED_IN_MESSAGES = "Asked. Atlas answers in your direct messages with it."
 NO_RUNS = "You have no runs yet. Ask Atlas for something: mention it in a channel, or write it a direct message."
@@ -151,16 +151,23 @@ def silence(suspension: Suspension) -> Line:
 
 
 def pointer(
-    suspension: Suspension, run: Run, link: Link | None, newer: Link | None, *, in_messages: bool = False
+    suspension: Suspension,
+    run: Run,
+    link: Link | None,
+    newer: Link | None,
+    *,
+    in_messages: bool = False,
+    again: bool = False,
 ) -> tuple[str, Line]:
     """Return the sign and words of the quiet line that stands in the thread for a card in another channel.
 
-    *link*: to that card, once it stands. *in_messages*: it stands in direct messages only. Mentions nobody.
+    *link*: to that card, once it stands. *in_messages*: it stands in direct messages only. *again*: see ``phase``.
+    Mentions nobody.
     """
     where: Line = (" · ", link) if link else ()
     title = clip(visible(str(suspension.preview.get("title") or suspension.tool)), 150)
     if suspension.status is not SuspensionStatus.OPEN:
-        sign, words = phase(suspension, newer)
+        sign, words = phase(suspension, newer, again=again)
         return sign, (*words, f" · {title}", *where)
     there: Line = ("in ", Channel(channel_of(suspension.policy, run.channel_id)))
     if in_messages:
@@ -200,8 +207,9 @@ def _can_act(
     return people
 
 
-def phase(suspension: Suspension, newer: Link | None) -> tuple[str, Line]:
-    """Return a decided card's sign and what became of it. *newer*: a link to the card that replaced it."""
+def phase(suspension: Suspension, newer: Link | None, *, again: bool = False) -> tuple[str, Line]:
+    """Return a decided card's sign and what became of it. *newer*: a link to the card that replaced it. *again*: its
+    expiry ended the run, which somebody let go on since."""
     by = Who(suspension.decided_by or "somebody")
     match suspension.status:
         case SuspensionStatus.APPROVED:
@@ -210,9 +218,12 @@ def phase(suspension: Suspension, newer: Link | None) -> tuple[str, Line]:
             why: Line = (": ", visible(suspension.reason)) if suspension.reason else ()
             return "🚫", (Bold("Declined"), " by ", by, *why)
         case SuspensionStatus.EXPIRED:
+            at = When(suspension.expires_at)
             if suspension.kind is SuspensionKind.OUTCOME:
-                return "⌛", (Bold("Expired"), " ", When(suspension.expires_at), ", still unknown whether it happened")
-            return "⌛", (Bold("Expired"), " ", When(suspension.expires_at), ", nothing was done")
+                went_on: Line = (" · the run went on",) if again else ()
+                return "⌛", (Bold("Expired"), " ", at, ", still unknown whether it happened", *went_on)
+            asked: Line = (" · asked again",) if again else ()
+            return "⌛", (Bold("Expired"), " ", at, ", nothing was done", *asked)
         case SuspensionStatus.REPLACED:
             where: Line = (" · ", newer) if newer else ()
             return "🔁", (Bold("Replaced by a newer version"), *where)
@@ -482,6 +493,10 @@ class Texts:
     def nothing_to_continue(self) -> str:
         """Say that no halted run is there to continue."""
         return NOTHING_TO_CONTINUE
+
+    def not_served(self) -> str:
+        """Say, to somebody of another company alone, that Atlas does nothing for them; names nobody."""
+        return NOT_SERVED
 
 
 def stopped_words(stopped: Stopped) -> str:

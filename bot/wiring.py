@@ -143,6 +143,7 @@ class Replica:
             members=self.directory,
             examples=self.agent.examples,
             presence=self.presence,
+            owner=self.worker_id,
         )
         self.drain = Drain(
             self.engine,

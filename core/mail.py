@@ -98,9 +98,10 @@ class Drain:
     async def _become(self, letter: Letter) -> None:
         person = await self.directory.person(letter.team_id, letter.user_id)
         if person.bot or person.deactivated or person.foreign:
-            # Slack has it acked already, and a reply would tell strangers who works here.
             log.info("letter %s is not taken: its writer %s is no member", letter.id, letter.user_id)
-            await self.desk.answer_letter(letter, None)
+            # A guest of another company learns why nothing happens, and nobody else reads along; it names nobody.
+            told = person.foreign and not (person.bot or person.deactivated)
+            await self.desk.answer_letter(letter, self.voice.not_served() if told else None, private=True)
             return
         command = Command("help") if not letter.text.strip() else command_of(letter.text)
         if command is not None:

@@ -280,6 +280,9 @@ class WorkerStore(Protocol):
     async def step(self, fence: Fence, batch: Batch) -> int:
         """Append *batch* in one statement and one commit. Return the run's news count.
 
+        A cancellation meanwhile does not cut it short: the answer is returned once it is known, and the caller is
+        cancelled at its next wait; only when nothing is known for some seconds CancelledError comes at once.
+
         In every move, crashes becomes 0 only with a model's message (steps > 0): a charge or an intended action is no
         progress, and a run that dies right after one must still be counted."""
         ...
@@ -387,9 +390,12 @@ class Desk(Protocol):
         an outcome suspension is open."""
         ...
 
-    async def answer_letter(self, letter: Letter, notice: str | None, *, offers: bool = False) -> None:
+    async def answer_letter(
+        self, letter: Letter, notice: str | None, *, offers: bool = False, private: bool = False
+    ) -> None:
         """Mark the letter handled without a run (a command, a bare assent); *notice*: a line for its thread.
-        *offers*: it says what Atlas can do, so the agent's examples stand below it, to be clicked."""
+        *offers*: it says what Atlas can do, so the agent's examples stand below it, to be clicked. *private*: its writer
+        alone reads it."""
         ...
 
     async def welcome(self, team_id: str, user_id: str, channel_id: str, text: str) -> bool:
@@ -574,11 +580,19 @@ class RenderInputs:
     links: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """The message that goes on where one has to end: owed once that one stands, so never before it."""
+
+    place: str
+    content: dict[str, Any]
+
+
 class Outbox(Protocol):
     """What Slack messages should show. Every write is fenced by the row's lease_token (False: the lease is lost)."""
 
-    async def take(self, limit: int, lease_s: float) -> list[OutboxRow]:
-        """Lease owed rows: cards and answers first, progress last."""
+    async def take(self, limit: int, lease_s: float, owner: str | None = None) -> list[OutboxRow]:
+        """Lease owed rows: cards and answers first, progress last. *owner*: the process, whose death frees them."""
         ...
 
     async def render_inputs(self, row: OutboxRow) -> RenderInputs:
@@ -593,8 +607,10 @@ class Outbox(Protocol):
         """Store that a post is about to be sent."""
         ...
 
-    async def delivered(self, row: OutboxRow, version: int, channel: str, ts: str) -> bool:
-        """Store the reference and that *version* stands there."""
+    async def delivered(
+        self, row: OutboxRow, version: int, channel: str, ts: str, goes_on: Continuation | None = None
+    ) -> bool:
+        """Store the reference and that *version* stands there. *goes_on*: owed from now on, once."""
         ...
 
     async def retry(self, row: OutboxRow, error: str, delay_s: float, *, absent: bool = False) -> bool:
@@ -605,16 +621,18 @@ class Outbox(Protocol):
         """Give the lease back untried; due again in *delay_s*."""
         ...
 
-    async def refused(self, row: OutboxRow, error: str, *, told: str = "") -> bool:
-        """Slack said no for good: never tried again; an alert is owed (once). *told*: who was told instead."""
+    async def refused(self, row: OutboxRow, error: str, *, told: str = "", absent: bool = True) -> bool:
+        """Slack said no for good: not tried again; an alert is owed (once). *told*: who was told instead. *absent*: no
+        post of it can stand unknown."""
         ...
 
     async def mirror(self, row: OutboxRow, channel_id: str) -> bool:
         """Owe the same message in somebody's direct messages; False: owed there already."""
         ...
 
-    async def withdraw(self, row: OutboxRow) -> bool:
-        """Owe the message no more, if nobody can have seen it; False: the lease is lost, or it may stand."""
+    async def withdraw(self, row: OutboxRow, *, absent: bool = False) -> bool:
+        """Owe the message no more, if nobody can have seen it; False: the lease is lost, or it may stand. *absent*: an
+        unknown post of it is known not to exist."""
         ...
 
     async def reserve(self, team_id: str, channel_id: str, method: str, per_s: float) -> float:
@@ -704,6 +722,10 @@ class Voice(Protocol):
 
     def parked(self, why: str) -> str:
         """Say that Atlas gave up on a message, and what to do."""
+        ...
+
+    def not_served(self) -> str:
+        """Say, to somebody of another company alone, that Atlas does nothing for them."""
         ...
 
     def nothing_to_continue(self) -> str:

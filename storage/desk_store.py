@@ -144,12 +144,15 @@ class PgDesk:
             row = await sql.wake_superseded_run.value(connection, run_id=run_id, worker_id=worker_id, now=now)
             return await self._woken(connection, run_of(parsed(row)))
 
-    async def answer_letter(self, letter: Letter, notice: str | None, *, offers: bool = False) -> None:
-        """Mark the letter handled without a run; *notice*: a line for its thread. No error when it is handled."""
+    async def answer_letter(
+        self, letter: Letter, notice: str | None, *, offers: bool = False, private: bool = False
+    ) -> None:
+        """Mark the letter handled without a run; *notice*: a line for its thread, or (*private*) for its writer alone.
+        No error when it is handled."""
         now = self._database.now()
         async with self._database.transaction() as connection:
             if await sql.handle_letter.value(connection, letter_id=letter.id, now=now) is not None:
-                await self._write_back(connection, letter, "answer", notice, offers=offers)
+                await self._write_back(connection, letter, "answer", notice, offers=offers, private=private)
 
     async def welcome(self, team_id: str, user_id: str, channel_id: str, text: str) -> bool:
         """Owe somebody, once, what Atlas can do, in their direct messages; False: they were told already."""
@@ -187,14 +190,21 @@ class PgDesk:
                 await endings.owe_alert(connection, None, alert, now)
 
     async def _write_back(
-        self, connection: "Connection", letter: Letter, what: str, notice: str | None, *, offers: bool = False
+        self,
+        connection: "Connection",
+        letter: Letter,
+        what: str,
+        notice: str | None,
+        *,
+        offers: bool = False,
+        private: bool = False,
     ) -> None:
         if notice is None:
             return
-        content: dict[str, Any] = {"text": notice, "mention": letter.user_id}
+        content: dict[str, Any] = {"text": notice, "private_to" if private else "mention": letter.user_id}
         await sql.owe_once.run(
             connection,
-            place=f"notice:letter-{letter.id}:{what}",
+            place=f"{'private' if private else 'notice'}:letter-{letter.id}:{what}",
             run_id=None,
             kind="notice",
             ref="",
@@ -472,6 +482,9 @@ class PgDesk:
         async with self._database.transaction() as connection:
             run = await _locked(connection, run_id)
             if run is None or run.state not in _LIVE:
+                if run is not None:
+                    why = f"it is {run.state.value}"
+                    await endings.audit(connection, run_id, None, "stop", by, now, allowed=False, why=why)
                 return Stopped("ended", run)
             await endings.audit(connection, run_id, None, "stop", by, now, allowed=True)
             waiting = await sql.look_for_siblings.row(connection, run_id=run_id)

@@ -99,7 +99,8 @@ class PgMaintenance:
 
         Dead: no row, no beat for *lease_s* seconds, or (*quick*) its session lock is free and its beat is over 4 s
         old. How many runs a process held is remembered on its row before the first is taken, so that "alone" holds
-        over several batches. A run reaped from its closing pass is failed in the same transaction.
+        over several batches. A run reaped from its closing pass is failed in the same transaction. The messages that a
+        dead process was about to deliver are free for the others as well.
         """
         now = self._database.now()
         async with self._database.connection() as connection:
@@ -107,6 +108,8 @@ class PgMaintenance:
                 connection, lease_s=lease_s, quick=quick, quick_after_s=QUICK_AFTER_S, now=now
             )
             await sql.mark_missing_workers.rows(connection, now=now)
+            if await sql.free_leases.rows(connection, now=now):
+                await endings.hint(connection, endings.OUTBOX, "", allowed=self._database.hints)
         async with self._database.transaction() as connection:
             rows = await sql.reap_runs.rows(connection, room=limit, now=now)
             for row in rows:

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from core.ports import Alert, OutboxRow, RenderInputs
+from core.ports import Alert, Continuation, OutboxRow, RenderInputs
 from core.run import HaltReason, Run, RunState, Suspension, SuspensionStatus
 from storage import endings, sql
 from storage.database import Database
-from storage.rows import clean, parsed, run_of, suspension_of, trace_of
+from storage.rows import clean, encode, parsed, run_of, suspension_of, trace_of
 
 if TYPE_CHECKING:
     import asyncpg
@@ -30,10 +30,12 @@ class PgOutbox:
     def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None) -> None:
         self._database = Database(pool, now, hints=False)
 
-    async def take(self, limit: int, lease_s: float) -> list[OutboxRow]:
-        """Lease owed rows: cards and answers first, progress last."""
+    async def take(self, limit: int, lease_s: float, owner: str | None = None) -> list[OutboxRow]:
+        """Lease owed rows: cards and answers first, progress last. *owner*: the process, whose death frees them."""
         async with self._database.connection() as connection:
-            rows = await sql.take_owed.rows(connection, room=limit, lease_s=lease_s, now=self._database.now())
+            rows = await sql.take_owed.rows(
+                connection, room=limit, lease_s=lease_s, owner=owner, now=self._database.now()
+            )
         rows.sort(key=lambda row: (_ORDER.get(row["kind"], 1), row["next_attempt_at"], row["place"]))
         return [OutboxRow(**{name: row[name] for name in OutboxRow.__slots__}) for row in rows]
 
@@ -96,8 +98,11 @@ class PgOutbox:
             )
         return kept is not None
 
-    async def delivered(self, row: OutboxRow, version: int, channel: str, ts: str) -> bool:
-        """Store the reference and that *version* stands there; a newer one stays owed."""
+    async def delivered(
+        self, row: OutboxRow, version: int, channel: str, ts: str, goes_on: Continuation | None = None
+    ) -> bool:
+        """Store the reference and that *version* stands there; a newer one stays owed. *goes_on*: the message that
+        follows this one, owed from now on, once."""
         async with self._database.connection() as connection:
             kept = await sql.note_delivered.value(
                 connection,
@@ -107,6 +112,8 @@ class PgOutbox:
                 channel=channel,
                 ts=ts,
                 now=self._database.now(),
+                next_place=None if goes_on is None else goes_on.place,
+                next_content=None if goes_on is None else encode(goes_on.content),
             )
         return kept is not None
 
@@ -137,13 +144,14 @@ class PgOutbox:
             )
         return kept is not None
 
-    async def refused(self, row: OutboxRow, error: str, *, told: str = "") -> bool:
-        """Slack said no for good: not tried again until something else is wanted; an alert is owed, once (none for a
-        progress line, which says nothing that is missed). *told*: who was told instead, for the alert."""
+    async def refused(self, row: OutboxRow, error: str, *, told: str = "", absent: bool = True) -> bool:
+        """Slack said no for good: not tried again until something else is wanted, or its place is heard of; an alert is
+        owed, once (none for a progress line, which says nothing that is missed). *told*: who was told instead, for the
+        alert. *absent*: no post of it can stand unknown."""
         now = self._database.now()
         async with self._database.transaction() as connection:
             kept = await sql.refuse_delivery.value(
-                connection, place=row.place, lease_token=row.lease_token, error=clean(error), now=now
+                connection, place=row.place, lease_token=row.lease_token, error=clean(error), absent=absent, now=now
             )
             if kept is not None and row.kind not in ("alert", "progress"):
                 what = f"the {row.kind} of run {row.run_id}" if row.run_id is not None else f"a {row.kind}"
@@ -178,10 +186,13 @@ class PgOutbox:
             )
         return place is not None
 
-    async def withdraw(self, row: OutboxRow) -> bool:
-        """Owe the message no more, if nobody can have seen it; False: the lease is lost, or it may stand."""
+    async def withdraw(self, row: OutboxRow, *, absent: bool = False) -> bool:
+        """Owe the message no more, if nobody can have seen it; False: the lease is lost, or it may stand. *absent*: an
+        unknown post of it is known not to exist."""
         async with self._database.connection() as connection:
-            gone = await sql.withdraw_message.value(connection, place=row.place, lease_token=row.lease_token)
+            gone = await sql.withdraw_message.value(
+                connection, place=row.place, lease_token=row.lease_token, absent=absent
+            )
         return gone is not None
 
     async def due_links(self, place: str) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from bot.blocks import run_messages
 from bot.blocks.cards import Surroundings, card, pointer, reminder
 from bot.blocks.offers import offers
 from bot.lines import Block, clip
-from core.ports import OutboxRow, RenderInputs
+from core.ports import Continuation, OutboxRow, RenderInputs
 
 # chat.update refuses a text above 4,000 characters (msg_too_long); notifications show far less anyway.
 FALLBACK_LIMIT = 3_900
@@ -18,10 +18,13 @@ FALLBACK_LIMIT = 3_900
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A message: *text* for notifications and old clients (mrkdwn, escaped), *blocks* for everybody else."""
+    """A message: *text* for notifications and old clients (mrkdwn, escaped), *blocks* for everybody else.
+
+    *goes_on*: the message in which it goes on, when one is too short for it."""
 
     text: str
     blocks: list[Block]
+    goes_on: Continuation | None = None
 
 
 def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundings) -> Rendered:
@@ -29,6 +32,7 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
 
     Raises: LookupError when the row's kind needs rows that are not there.
     """
+    goes_on = None
     match row.kind:
         case "card" if row.place.startswith("pointer:"):
             text, blocks = pointer(inputs, around)
@@ -43,7 +47,7 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
         case "progress":
             text, blocks = run_messages.progress(inputs)
         case "answer":
-            text, blocks = run_messages.answer(inputs)
+            text, blocks, goes_on = run_messages.answer(inputs, row.place)
         case "halt":
             text, blocks = run_messages.halt(inputs, row.ref)
         case "failure":
@@ -52,7 +56,7 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
             text, blocks = run_messages.alert(inputs, around, row.place)
         case _:
             text, blocks = run_messages.notice(inputs)
-    return Rendered(clip(text, FALLBACK_LIMIT), identified(blocks, version))
+    return Rendered(clip(text, FALLBACK_LIMIT), identified(blocks, version), goes_on)
 
 
 def _away(row: OutboxRow, inputs: RenderInputs) -> bool:

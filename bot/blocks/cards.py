@@ -124,17 +124,24 @@ def pointer(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Block
     link = around.link(at, "open the card")
     newer = inputs.links.get(f"card:{suspension.replaced_by}") if suspension.replaced_by else None
     copied = at is None and any(other.startswith(f"{place}:") for other in inputs.links)
-    sign, words = texts.pointer(suspension, run, link, around.link(newer, "open it"), in_messages=copied)
+    again = bool(inputs.content.get("asked_again"))
+    sign, words = texts.pointer(suspension, run, link, around.link(newer, "open it"), in_messages=copied, again=again)
     line: Line = (f"{sign} ", *_short(words))
     return mrkdwn(line), [context(line)]
 
 
 def reminder(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Block]]:
-    """Return the line that reminds those who can still decide; nothing of it may be pressed."""
+    """Return the line that reminds those who can still decide, and after that says what became of it; nothing of it
+    may be pressed."""
     suspension, run = inputs.suspension, inputs.run
     if suspension is None or run is None:
         raise LookupError("a reminder without its suspension or run")
     link = around.link(inputs.links.get(f"card:{suspension.id}"), "Open the card")
+    if suspension.status is not SuspensionStatus.OPEN:
+        newer = inputs.links.get(f"card:{suspension.replaced_by}") if suspension.replaced_by else None
+        sign, words = texts.pointer(suspension, run, link, around.link(newer, "open it"))
+        settled: Line = (f"{sign} ", *_short(words))
+        return mrkdwn(settled), [context(settled)]
     line = texts.reminder(suspension, run, around.groups, tuple(around.operators), link)
     return mrkdwn(line), [rich_line(line)]
 
@@ -146,7 +153,8 @@ def _status(
     title = clip(visible(title), 150)
     if suspension.status is not SuspensionStatus.OPEN:
         newer = inputs.links.get(f"card:{suspension.replaced_by}") if suspension.replaced_by else None
-        sign, words = texts.phase(suspension, around.link(newer, "open it", run.thread_ts))
+        again = bool(inputs.content.get("asked_again"))
+        sign, words = texts.phase(suspension, around.link(newer, "open it", run.thread_ts), again=again)
         blocks.append(rich_line((f"{sign} ", *(part for part in _short(words)))))
         return mrkdwn((f"{sign} ", *_short(words), f" · {title}"))
     editor = inputs.versus.edited_by if inputs.versus else None

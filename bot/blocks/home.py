@@ -68,7 +68,7 @@ def _waiting(waiting: Sequence[tuple[Suspension, Run]], around: Surroundings) ->
         shown: list[Block] = []
         if at < CARDS_SHOWN:
             inputs = RenderInputs(run=run, detail="", doing="", suspension=suspension)
-            shown = card(inputs, around, table=False)[1]
+            shown = card(inputs, around, table=False, away=True)[1]
         if shown and len(blocks) + len(shown) < _BLOCKS_OF_CARDS and suspension.replaces is None:
             blocks += [*shown, {"type": "divider"}]
         elif len(blocks) < _BLOCKS_OF_CARDS:

@@ -5,6 +5,7 @@ whose text could mention people or hide a link's target; so its markdown is tame
 """
 
 import json
+import re
 from datetime import datetime
 from typing import Any
 
@@ -30,14 +31,15 @@ from bot.lines import (
     visible,
     whole,
 )
-from core.ports import RenderInputs, TraceEntry
+from core.ports import Continuation, RenderInputs, TraceEntry
 from core.run import Run, RunState
 
 # Slack: 12,000 characters summed over a payload's markdown blocks; 3,000 for other text.
 MARKDOWN = 12_000
 FALLBACK = 3_000
 _REST_PART = 2_800
-_REST_PARTS = 12
+# What is longer is no answer that anybody reads in a thread.
+MOST_PARTS = 20
 
 
 def progress(inputs: RenderInputs) -> tuple[str, list[Block]]:
@@ -50,42 +52,96 @@ def progress(inputs: RenderInputs) -> tuple[str, list[Block]]:
     return mrkdwn(line), [context((*line, " · ", Code(run.id))), {"type": "actions", "elements": [stop]}]
 
 
-def answer(inputs: RenderInputs) -> tuple[str, list[Block]]:
-    """Return an answer as markdown; what exceeds Slack's 12,000 characters follows as literal text, cut at the end."""
-    text = tame_markdown(inputs.answer or "").strip() or "The answer is empty."
+def answer(inputs: RenderInputs, place: str) -> tuple[str, list[Block], Continuation | None]:
+    """Return an answer, or a part of one, as markdown, and the part that goes on from it at a place of its own.
+
+    *content*: a later part's own text, tamed and cut when the first was, and its number.
+    """
+    part = int(inputs.content.get("part") or 1)
+    text = inputs.answer or ""
+    if part == 1:
+        text = tame_markdown(text).strip() or "The answer is empty."
     head, rest = split(text, MARKDOWN)
     blocks: list[Block] = [{"type": "markdown", "text": head}]
-    for _part in range(_REST_PARTS):
-        if not rest:
-            break
-        head, rest = split(rest, _REST_PART)
-        blocks.append(rich_line((head,)))
-    if rest:
-        blocks.append(context((f"… cut: {len(rest):,} more characters. Ask for the part that you need.",)))
-    return escape_and_clip(whole(inputs.answer or "") or "The answer is empty.", FALLBACK), blocks
+    goes_on = None
+    if rest and part < MOST_PARTS:
+        goes_on = Continuation(f"{place.removesuffix(f':part{part}')}:part{part + 1}", {"text": rest, "part": part + 1})
+    if rest or part > 1:
+        line = f"Part {part} of {min(MOST_PARTS, part + _count(rest))}"
+        if rest and goes_on is None:
+            line += f" · cut: {len(rest):,} more characters. Ask for the part that you need."
+        blocks.append(context((line,)))
+    said = whole(inputs.answer or "") or "The answer is empty." if part == 1 else head
+    return escape_and_clip(said, FALLBACK), blocks, goes_on
+
+
+def _count(text: str) -> int:
+    """Return how many parts *text* makes, MOST_PARTS at most."""
+    count = 0
+    while text and count < MOST_PARTS:
+        _, text = split(text, MARKDOWN)
+        count += 1
+    return count
+
+
+# As long as a fence of anybody's; a longer one is a line like any other.
+_FENCE = re.compile(r"[ \t]*(`{3,12}|~{3,12})([^`~].*)?")
+_CLOSING = 13
 
 
 def split(text: str, limit: int) -> tuple[str, str]:
     """Return the first part of *text*, of at most *limit* characters, and the rest.
 
-    Cuts between paragraphs, lines or words, in this order. A code fence that is open at the cut is closed and opened
-    again with the same language; a table goes over whole, or its header is said again.
+    Cuts between paragraphs or beside a code block where there is such a place, else between lines, else between words.
+    A code fence that is open at the cut is closed and opened again with the same language; a table goes over whole, or
+    its header is said again.
     """
     if len(text) <= limit:
         return text, ""
-    room = limit - 8
-    cut = room
-    for between in ("\n\n", "\n", " "):
-        at = text.rfind(between, room // 2, room)
-        if at > 0:
-            cut = at
+    room = limit - _CLOSING
+    clean, line_at, fence = 0, (0, ""), ""
+    at, above = 0, "x"
+    while at <= room:
+        end = text.find("\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        after = _fence_after(line, fence)
+        if at:
+            line_at = (at, fence)
+            # A paragraph begins here, or a code block begins or has just ended.
+            if not fence and (not above.strip() or after or _FENCE.fullmatch(above)):
+                clean = at
+        if end < 0 or end >= room:
             break
-    head, rest = text[:cut].rstrip(), text[cut:].lstrip("\n")
-    fences = [line.strip() for line in head.split("\n") if line.lstrip().startswith("```")]
-    if len(fences) % 2:
-        language = fences[-1][3:].strip()
-        return f"{head}\n```", f"```{language if len(language) < 30 else ''}\n{rest}"
-    return _around_table(head, rest, limit)
+        at, above, fence = end + 1, line, after
+    cut, open_fence = room, fence
+    if clean > room // 4:
+        cut, open_fence = clean, ""
+    elif line_at[0] > room // 4:
+        cut, open_fence = line_at
+    elif (space := text.rfind(" ", room // 2, room)) > 0:
+        cut = space
+    head, rest = text[:cut].rstrip(), text[cut:].removeprefix(" ") if cut not in (clean, line_at[0]) else text[cut:]
+    if open_fence:
+        marks, language = _marks(open_fence), open_fence.lstrip(" \t`~").strip()
+        return f"{head}\n{marks}", f"{marks}{language if len(language) < 30 else ''}\n{rest}"
+    return _around_table(head, rest.lstrip("\n"), limit)
+
+
+def _fence_after(line: str, fence: str) -> str:
+    """Return the line that opened the code block which is open after *line*; "" when none is. *fence*: before it."""
+    found = _FENCE.fullmatch(line)
+    if found is None:
+        return fence
+    if not fence:
+        inline = found[1][0] == "`" and "`" in (found[2] or "")
+        return "" if inline else line
+    closes = found[1][0] == _marks(fence)[0] and len(found[1]) >= len(_marks(fence)) and not (found[2] or "").strip()
+    return "" if closes else fence
+
+
+def _marks(fence: str) -> str:
+    found = _FENCE.fullmatch(fence)
+    return found[1] if found else "```"
 
 
 def _around_table(head: str, rest: str, limit: int) -> tuple[str, str]:

@@ -169,9 +169,13 @@ returning run_id;
 
 -- name: continue_run(run_id, halts, max_steps, max_tool_calls, max_spend_usd, max_elapsed_ms, scope, worker_id, now)
 -- halted -> running with the granted limits, once per halt ($2), claimed for $8 if given. What a person said about an
--- outcome after the halt is for the claim's holder to believe: such an action is unknown until it has. No row: not
--- halted, another halt, or a follow-up took over.
-with moved as (
+-- outcome after the halt is for the claim's holder to believe: such an action is unknown until it has. Where an expiry
+-- was the halt, its cards say that the run went on. No row: not halted, another halt, or a follow-up took over.
+with before as (
+    select halt_reason in ('suspension_expired', 'outcome_unknown') as expired,
+           (select max(s.call_seq) from suspensions s where s.run_id = $1) as last_seq
+    from runs where id = $1
+), moved as (
     update runs set
         state = 'running', halt_reason = null, detail = '', ended_at = null, stop_requested = null,
         max_steps = $3, max_tool_calls = $4, max_spend_usd = $5, max_elapsed_ms = $6,
@@ -195,8 +199,12 @@ with moved as (
                         and m.answers_position = actions.call_position)
 ), redrawn as (
     update outbox set version = version + 1, attempts = 0, refused_at = null,
-                      next_attempt_at = coalesce($9::timestamptz, now()), updated_at = coalesce($9::timestamptz, now())
-    from moved
+                      next_attempt_at = coalesce($9::timestamptz, now()), updated_at = coalesce($9::timestamptz, now()),
+                      content = case when outbox.kind = 'card' and before.expired
+                                          and exists (select from suspensions s
+                                                      where s.id = outbox.ref and s.call_seq = before.last_seq)
+                                     then '{"asked_again":true}' else outbox.content end
+    from moved, before
     where outbox.run_id = moved.id
       and (outbox.kind = 'progress' or (outbox.kind = 'halt' and outbox.ref = $2::integer::text)
            -- an expired card offers to ask again only while its run is halted

@@ -96,9 +96,21 @@ returning place;
 insert into trace (run_id, at, kind, body) values ($1, coalesce($4::timestamptz, now()), $2, $3);
 
 -- name: audit_attempt(run_id, call, suspension_id, tool, digest, act, by, via, allowed, why, now)
--- An attempt at a decision, allowed or refused.
+-- An attempt at a decision, allowed or refused. Whoever tries in vain may have pressed what should not stand any more:
+-- messages of the run that were given up where they stand are tried again. Never waits for one: whoever has it locked
+-- is about to say what is wanted of it.
+with stale as (
+    select place from outbox
+    where not $9::boolean and run_id = $1::text and refused_at is not null and version > delivered_version
+      and message_ts is not null
+    for update skip locked
+), revived as (
+    update outbox set refused_at = null, attempts = 0, next_attempt_at = coalesce($11::timestamptz, now())
+    from stale
+    where outbox.place = stale.place
+)
 insert into audit (at, run_id, call, suspension_id, tool, digest, act, by, via, allowed, why)
-values (coalesce($11::timestamptz, now()), $1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
+values (coalesce($11::timestamptz, now()), $1::text, $2, $3, $4, $5, $6, $7, $8, $9::boolean, $10);
 
 -- name: hint(channel, run_id)
 -- Wake whoever listens, when this commits. A hint only: everybody polls as well.

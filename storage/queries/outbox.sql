@@ -1,22 +1,36 @@
--- name: take_owed(room, lease_s, now)
--- Leases up to $1 messages that do not stand in Slack as wanted: cards and answers first, progress last.
+-- name: take_owed(room, lease_s, owner, now)
+-- Leases up to $1 messages that do not stand in Slack as wanted: cards and answers first, progress last. $3: the process
+-- that delivers them; null: nobody can free its leases early.
 with due as (
     select place
     from outbox
     where version > delivered_version and refused_at is null
-      and next_attempt_at <= coalesce($3::timestamptz, now())
-      and (leased_until is null or leased_until <= coalesce($3::timestamptz, now()))
+      and next_attempt_at <= coalesce($4::timestamptz, now())
+      and (leased_until is null or leased_until <= coalesce($4::timestamptz, now()))
     order by case kind when 'card' then 0 when 'answer' then 0 when 'progress' then 2 else 1 end, next_attempt_at, place
     limit $1
     for update skip locked
 )
-update outbox set lease_token = gen_random_uuid(),
-                  leased_until = coalesce($3::timestamptz, now()) + make_interval(secs => $2)
+update outbox set lease_token = gen_random_uuid(), lease_owner = $3,
+                  leased_until = coalesce($4::timestamptz, now()) + make_interval(secs => $2)
 from due
 where outbox.place = due.place
 returning outbox.place, run_id, kind, ref, channel_id, thread_ts, version, delivered_version, message_channel,
-          message_ts, extract(epoch from coalesce($3::timestamptz, now()) - posting_since)::float8 as posting_age_s,
+          message_ts, extract(epoch from coalesce($4::timestamptz, now()) - posting_since)::float8 as posting_age_s,
           attempts, lease_token::text as lease_token, next_attempt_at;
+
+-- name: free_leases(now)
+-- The leases of processes that are dead or have left, whatever they still send: a post of theirs is announced and is
+-- looked for before it is repeated, an edit of theirs may arrive until the lease would have ended, so what stands is
+-- said again after that.
+update outbox set
+    unsure_until = case when message_ts is not null and posting_since is null then leased_until else unsure_until end,
+    lease_token = null, lease_owner = null, leased_until = null,
+    next_attempt_at = least(next_attempt_at, coalesce($1::timestamptz, now()))
+where version > delivered_version and refused_at is null
+  and lease_owner is not null and leased_until > coalesce($1::timestamptz, now())
+  and not exists (select from workers w where w.id = outbox.lease_owner and w.died_at is null)
+returning place;
 
 -- name: renew_lease(place, lease_token, lease_s, now)
 -- No row: the lease is lost.
@@ -39,34 +53,63 @@ update outbox set message_channel = $3, message_ts = $4, posting_since = null
 where place = $1 and lease_token = $2
 returning place;
 
--- name: note_delivered(place, lease_token, version, channel, ts, now)
--- A version stands at that reference; a newer one stays owed. A card's first stand gives its pointer, if it has one,
--- something to link to; what announces a click gives that click its thread. No row: the lease is lost.
+-- name: note_delivered(place, lease_token, version, channel, ts, now, next_place, next_content)
+-- A version stands at that reference; a newer one stays owed, and so does this one while an edit of an earlier holder
+-- of the lease may still cover it. A card's first stand gives its pointer, if it has one, something to link to; each
+-- gives its reminder, if it has one, something new to say; what announces a click gives that click its thread. $7: the
+-- message that goes on from this one, owed from now on. A channel that took this one is open, so what was given up
+-- there because it was closed is tried again. No row: the lease is lost.
 with earlier as (
     select message_ts from outbox where place = $1
 ), delivered as (
-    update outbox set delivered_version = greatest(delivered_version, $3), message_channel = $4, message_ts = $5,
-                      posting_since = null, lease_token = null, leased_until = null, attempts = 0, last_error = null,
+    update outbox set delivered_version = case when unsure_until > coalesce($6::timestamptz, now())
+                                               then delivered_version else greatest(delivered_version, $3) end,
+                      next_attempt_at = case when unsure_until > coalesce($6::timestamptz, now())
+                                             then unsure_until else next_attempt_at end,
+                      unsure_until = case when unsure_until > coalesce($6::timestamptz, now()) then unsure_until end,
+                      message_channel = $4, message_ts = $5, posting_since = null, lease_token = null,
+                      lease_owner = null, leased_until = null, attempts = 0, last_error = null,
                       updated_at = coalesce($6::timestamptz, now())
     where place = $1 and lease_token = $2
-    returning place, ref, thread_ts
+    returning place, run_id, kind, ref, channel_id, thread_ts
+), continued as (
+    insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
+    select $7::text, run_id, kind, ref, channel_id, thread_ts, $8::text, coalesce($6::timestamptz, now())
+    from delivered where $7::text is not null
+    on conflict (place) do nothing
+), heard as (
+    -- Never waits for a row: whoever has it locked is about to say what is wanted of it.
+    select place from outbox
+    where message_channel = $4 and refused_at is not null and version > delivered_version
+      and last_error ~ ': (is_archived|is_inactive|not_in_channel|channel_not_found)'
+      and exists (select from delivered)
+    for update skip locked
+), revived as (
+    update outbox set refused_at = null, attempts = 0, next_attempt_at = coalesce($6::timestamptz, now())
+    from heard
+    where outbox.place = heard.place
 ), opened as (
     update inbox set thread_ts = coalesce(delivered.thread_ts, $5), next_attempt_at = coalesce($6::timestamptz, now())
     from delivered
     where inbox.id = substring(delivered.place from '^asked:(\d+)$')::bigint and inbox.thread_ts = ''
+), beside as (
+    select 'notice:' || ref || ':reminder' || substr(place, length('card:' || ref) + 1) as place
+    from delivered where starts_with(place, 'card:')
+    union all
+    select 'pointer:' || delivered.ref
+    from delivered, earlier where earlier.message_ts is null and starts_with(delivered.place, 'card:')
 ), pointed as (
-    update outbox set version = version + 1, next_attempt_at = coalesce($6::timestamptz, now()),
-                      updated_at = coalesce($6::timestamptz, now())
-    from delivered, earlier
-    where earlier.message_ts is null and starts_with(delivered.place, 'card:')
-      and outbox.place = 'pointer:' || delivered.ref
+    update outbox set version = version + 1, attempts = 0, refused_at = null,
+                      next_attempt_at = coalesce($6::timestamptz, now()), updated_at = coalesce($6::timestamptz, now())
+    from beside
+    where outbox.place = beside.place
 )
 select place from delivered;
 
 -- name: retry_delivery(place, lease_token, error, delay_s, absent, now)
 -- The lease goes back; due again later. $5: the post whose outcome was unknown is known not to exist. No row: the
 -- lease is lost.
-update outbox set attempts = attempts + 1, last_error = $3, lease_token = null, leased_until = null,
+update outbox set attempts = attempts + 1, last_error = $3, lease_token = null, lease_owner = null, leased_until = null,
                   next_attempt_at = coalesce($6::timestamptz, now()) + make_interval(secs => $4),
                   posting_since = case when $5::boolean then null else posting_since end
 where place = $1 and lease_token = $2
@@ -74,21 +117,23 @@ returning place;
 
 -- name: postpone_delivery(place, lease_token, why, delay_s, now)
 -- The lease goes back untried, because its turn is far off; due again later. No row: the lease is lost.
-update outbox set last_error = $3, lease_token = null, leased_until = null,
+update outbox set last_error = $3, lease_token = null, lease_owner = null, leased_until = null,
                   next_attempt_at = coalesce($5::timestamptz, now()) + make_interval(secs => $4)
 where place = $1 and lease_token = $2
 returning place;
 
--- name: refuse_delivery(place, lease_token, error, now)
--- Slack said no for good: not tried again until what is wanted changes. A click that could not be announced is given
--- up with it. No row: the lease is lost.
+-- name: refuse_delivery(place, lease_token, error, absent, now)
+-- Slack said no for good: not tried again until what is wanted changes, or the place is heard of. $4: no post of it can
+-- stand; else an unknown one stays unknown, and is looked for when it is tried again. A click that could not be
+-- announced is given up with it. No row: the lease is lost.
 with refused as (
-    update outbox set refused_at = coalesce($4::timestamptz, now()), last_error = $3, lease_token = null,
-                      leased_until = null, posting_since = null
+    update outbox set refused_at = coalesce($5::timestamptz, now()), last_error = $3, lease_token = null,
+                      lease_owner = null, leased_until = null,
+                      posting_since = case when $4::boolean then null else posting_since end
     where place = $1 and lease_token = $2
     returning place
 ), unopened as (
-    update inbox set handled_at = coalesce($4::timestamptz, now()), parked_at = coalesce($4::timestamptz, now()),
+    update inbox set handled_at = coalesce($5::timestamptz, now()), parked_at = coalesce($5::timestamptz, now()),
                      error = $3
     from refused
     where inbox.id = substring(refused.place from '^asked:(\d+)$')::bigint and inbox.thread_ts = ''
@@ -138,11 +183,11 @@ from outbox where place = $1
 on conflict (place) do nothing
 returning place;
 
--- name: withdraw_message(place, lease_token)
--- A message that came too late to be said, and that nobody can have seen, is not owed any more. No row: the lease is
--- lost, or it may stand somewhere.
+-- name: withdraw_message(place, lease_token, absent)
+-- A message that came too late to be said, and that nobody can have seen, is not owed any more. $3: an unknown post of
+-- it is known not to exist. No row: the lease is lost, or it may stand somewhere.
 delete from outbox
-where place = $1 and lease_token = $2 and message_ts is null and posting_since is null
+where place = $1 and lease_token = $2 and message_ts is null and (posting_since is null or $3::boolean)
 returning place;
 
 -- name: lock_alert(place)

@@ -79,6 +79,10 @@ def cards() -> dict[str, Golden]:
         found[f"{length}/pointer"] = _message(pointer, RenderInputs(run_row(), "", "", elsewhere, links=LINKS))
         reminded = RenderInputs(run_row(), "", "", voted, content={"reminder": True}, links=LINKS)
         found[f"{length}/reminder"] = _message(row("notice"), reminded)
+        over = replace(reminded, suspension=replace(voted, status=SuspensionStatus.EXPIRED))
+        found[f"{length}/reminder of what is over"] = _message(row("notice"), over)
+        again = RenderInputs(run_row(), "", "", expired, content={"asked_again": True})
+        found[f"{length}/asked again"] = _message(row(), again)
     return found
 
 
@@ -95,6 +99,8 @@ def messages() -> dict[str, Golden]:
             found[name] = _message(row("progress"), RenderInputs(run, "", doing))
     for name, text in {"empty": "", "short": "Done: **Q-1042**.", "long": long, "table": table, "code": code}.items():
         found[f"answer/{name}"] = _message(row("answer"), RenderInputs(run_row(), "", "", answer=text))
+    later = RenderInputs(run_row(), "", "", answer="last words " * 1_200, content={"part": 20})
+    found["answer/last part"] = _message(row("answer"), later)
     for reason in HaltReason:
         run = run_row(state=RunState.HALTED, halt_reason=reason, halts=1, question="q" * 900)
         halted = RenderInputs(run, "provider: " + "y" * 9_000, "", continuable=True)

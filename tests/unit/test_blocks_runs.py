@@ -105,15 +105,58 @@ def test_an_answer_keeps_its_markdown_but_cannot_mention_or_hide_a_link() -> Non
     assert "&lt;@U0MARCUS001&gt;" in made.text
 
 
-@pytest.mark.parametrize("length", [1, 11_999, 12_000, 12_001, 30_000, 90_000])
-def test_an_answer_of_any_length_is_one_valid_message(length: int) -> None:
-    """Up to 12,000 characters are markdown; more follows as text; what is cut at the very end is said."""
-    paragraph = "Henderson wants 200 pieces. "
-    answer = (paragraph * (length // len(paragraph) + 1))[:length]
-    made = rendered("answer", RenderInputs(RUN, "", "", answer=answer))
-    assert ("… cut:" in shown(made)) == (length > 50_000)
-    if length <= MARKDOWN:
-        assert len(made.blocks) == 1
+def parts(answer: str) -> list[Rendered]:
+    """Return the messages of an answer, each rendered from what the one before left."""
+    made, content = [], {"text": answer}
+    place: str | None = f"answer:{RUN.id}:7"
+    while place is not None:
+        row = OutboxRow(place, RUN.id, "answer", "7", "C1", "1.1", 4, 0, None, None, None, 0, "t")
+        one = render(row, RenderInputs(RUN, "", "", answer=content["text"], content=content), 4, AROUND)
+        for block in SdkBlock.parse_all(one.blocks):
+            block.validate_json()
+        assert lint(one.blocks) == []
+        assert 0 < len(one.text) <= 4_000
+        made.append(one)
+        place = one.goes_on.place if one.goes_on else None
+        content = one.goes_on.content if one.goes_on else {}
+    return made
+
+
+@pytest.mark.parametrize(
+    ("length", "count"), [(1, 1), (11_999, 1), (12_000, 1), (12_001, 2), (30_000, 3), (300_000, 20)]
+)
+def test_an_answer_of_any_length_is_as_many_valid_messages_as_it_needs(length: int, count: int) -> None:
+    """Each is markdown and says which part it is; nothing is lost but what a thread cannot hold, and that is said."""
+    sentence = "Henderson wants 200 pieces. "
+    answer = (sentence * (length // len(sentence) + 1))[:length].strip()
+    made = parts(answer)
+    assert len(made) == count
+    said = [one.blocks[0]["text"] for one in made]
+    assert all(one.blocks[0]["type"] == "markdown" for one in made)
+    if count == 1:
+        assert len(made[0].blocks) == 1
+    for at, one in enumerate(made, start=1):
+        assert count == 1 or f"Part {at} of {count}" in shown(one)
+    assert ("cut:" in shown(made[-1])) == (length == 300_000)
+    if length < 300_000:
+        assert " ".join(said) == answer
+
+
+def test_the_parts_of_an_answer_have_places_of_their_own() -> None:
+    """Also those of a copy in somebody's direct messages: each is posted once."""
+    answer = "word " * 7_000
+    inputs = RenderInputs(RUN, "", "", answer=answer, content={"text": answer})
+    places = []
+    for place in (f"answer:{RUN.id}:7", f"answer:{RUN.id}:7:D1"):
+        row = OutboxRow(place, RUN.id, "answer", "7", "C1", "1.1", 4, 0, None, None, None, 0, "t")
+        second = render(row, inputs, 4, AROUND).goes_on
+        assert second is not None
+        later = RenderInputs(RUN, "", "", answer=second.content["text"], content=second.content)
+        third = render(replace(row, place=second.place), later, 4, AROUND).goes_on
+        assert third is not None
+        places += [place, second.place, third.place]
+    assert places[1:3] == [f"answer:{RUN.id}:7:part2", f"answer:{RUN.id}:7:part3"]
+    assert len(set(places)) == 6
 
 
 def test_an_empty_answer_is_no_empty_message() -> None:
@@ -134,6 +177,37 @@ def test_a_split_is_clean_and_loses_nothing() -> None:
     assert len(head) <= 1_000
     assert head.count("```") == 2
     assert rest.startswith("```python\n")
+
+
+def test_a_code_block_goes_over_whole_when_it_fits_and_is_closed_when_it_does_not() -> None:
+    """The cut falls beside it; inside a block, its own fence closes and opens again, whatever stands within."""
+    prose, block = "Look at this.\n" * 40, "~~~sql\n" + "select 1;\n" * 60 + "~~~\n"
+    head, rest = split(f"{prose}{block}And so on.", 1_000)
+    assert head == prose.rstrip()
+    assert rest == f"{block}And so on."
+    nested = "````markdown\n" + "```python\nx = 1\n```\n" * 90 + "````\nend"
+    head, rest = split(nested, 1_000)
+    assert len(head) <= 1_000
+    assert head.endswith("\n````")
+    assert rest.startswith("````markdown\n")
+    assert rest.endswith("````\nend")
+    inline = "```not a block``` at all\n" + "word " * 400
+    head, rest = split(inline, 1_000)
+    assert not head.endswith("```")
+    assert not rest.startswith("```")
+
+
+@pytest.mark.parametrize("limit", [60, 200, 1_000])
+@pytest.mark.parametrize("line", ["```py\nx = 1\n```\n", "| a | b |\n| - | - |\n| 1 | 2 |\n\n", "word ", "x", "~~~\n"])
+def test_splitting_ends_and_never_goes_beyond_the_limit(line: str, limit: int) -> None:
+    """Whatever the text: each part fits, and there is less of it left each time."""
+    rest, steps = line * 2_000, 0
+    while rest:
+        head, after = split(rest, limit)
+        assert 0 < len(head) <= limit
+        assert len(after) < len(rest)
+        rest, steps = after, steps + 1
+    assert steps > 1
 
 
 @pytest.mark.parametrize("reason", list(HaltReason))
