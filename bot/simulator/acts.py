@@ -15,6 +15,7 @@ from bot.simulator.events import Events
 from bot.simulator.hooks import Hooks
 from bot.simulator.payloads import Payload, Payloads, channel_name, rich_text, typed_to_wire
 from bot.simulator.rooms import Message, Room, Rooms
+from bot.simulator.suggestions import KINDS, MIN_QUERY, Suggestions
 from bot.simulator.tickets import Triggers, new_uuid
 from bot.simulator.view_methods import refuse_view
 from bot.simulator.views import Views, initial_values
@@ -58,6 +59,7 @@ class Acts:
         self._events = events
         self._dispatch = dispatch
         self._entered: dict[tuple[str, str], Values] = {}
+        self.suggestions = Suggestions(payloads, dispatch)
 
     def post(
         self,
@@ -140,42 +142,58 @@ class Acts:
         person = self._person(user)
         if home or view_id:
             return self._click_view(person, action_id, view_id, block_id, selected, values, forge)
-        room = self._room(user, channel or "")
-        whispers = room.ephemerals.get(user, {})
-        message = whispers.get(ts or "") or room.messages.get(ts or "")
-        if message is None:
-            raise ActRefused("message_not_found", "This message is gone.")
-        ephemeral = message["ts"] in whispers
+        room, message, ephemeral = self._seen(user, channel, ts)
         blocks = message.get("blocks", [])
-        place, action, entry = self._use(blocks, action_id, block_id, selected, forge)
+        place, action, entry = self._use(user, message["ts"], blocks, action_id, block_id, selected, forge)
         state = self._entered.setdefault((user, message["ts"]), {})
         _merge(state, values or {})
         if entry is not None:
             state.setdefault(place, {})[action_id] = entry
         trigger_id = self._triggers.issue(user)
         payload = self._payloads.block_actions(person, trigger_id, [action])
-        container = {
-            "type": "message",
-            "message_ts": message["ts"],
-            "channel_id": room.id,
-            "is_ephemeral": ephemeral,
-        }
-        if message.get("thread_ts"):
-            container["thread_ts"] = message["thread_ts"]
         shown_state = initial_values(blocks)
         _merge(shown_state, state)
         payload |= {
-            "container": container,
-            "channel": {"id": room.id, "name": channel_name(room)},
+            **_where(room, message, ephemeral),
             "state": {"values": shown_state},
             "response_url": self._hooks.action_url(room, user, message, ephemeral),
         }
-        if not ephemeral:
-            payload["message"] = {k: v for k, v in message.items() if k != "streaming_state"}
         return self._dispatch.interaction(
             "block_actions", user, payload, _ignore,
             channel=room.id, message_ts=message["ts"], action_id=action_id,
         )  # fmt: skip
+
+    def suggest(
+        self,
+        user: str,
+        action_id: str,
+        value: str,
+        *,
+        channel: str | None = None,
+        ts: str | None = None,
+        view_id: str | None = None,
+        home: bool = False,
+        block_id: str | None = None,
+    ) -> Interaction:
+        """Type into an external select: the app is asked for options, which may be chosen once it answered.
+
+        Raises:
+            ActRefused: it is not there, or fewer characters than its min_query_length were typed.
+        """
+        person = self._person(user)
+        if home or view_id:
+            view = self._seen_view(person, view_id)
+            holder, blocks = str(view["id"]), view["blocks"]
+            where: Payload = {"container": {"type": "view", "view_id": view["id"]}, "view": dict(view)}
+        else:
+            room, message, ephemeral = self._seen(user, channel, ts)
+            holder, blocks, where = message["ts"], message.get("blocks", []), _where(room, message, ephemeral)
+        place, element = self._found(blocks, action_id, block_id)
+        if element["type"] not in KINDS:
+            raise ActRefused("not_external", "This menu has its options already.")
+        if len(value) < element.get("min_query_length", MIN_QUERY):
+            raise ActRefused("query_too_short", "Type more to see options.")
+        return self.suggestions.ask(person, holder, place, element, value, where)
 
     def command(self, user: str, channel: str, command: str, text: str = "") -> Interaction:
         """Type a slash command outside a thread.
@@ -248,10 +266,9 @@ class Acts:
         values: Values | None,
         forge: dict[str, Any] | None,
     ) -> Interaction:
-        view = self._view(person.id, view_id) if view_id else self._views.homes.get(person.id)
-        if view is None:
-            raise ActRefused("view_not_found", "Home is empty.")
-        place, action, entry = self._use(view["blocks"], action_id, block_id, selected, forge)
+        view = self._seen_view(person, view_id)
+        used = self._use(person.id, view["id"], view["blocks"], action_id, block_id, selected, forge)
+        place, action, entry = used
         self._views.enter(view, values or {})
         if entry is not None:
             self._views.enter(view, {place: {action_id: entry}})
@@ -263,23 +280,44 @@ class Acts:
 
     def _use(
         self,
+        user: str,
+        holder: str,
         blocks: list[dict[str, Any]],
         action_id: str,
         block_id: str | None,
         selected: object,
         forge: dict[str, Any] | None,
     ) -> tuple[str, Payload, dict[str, Any] | None]:
-        if not self._manifest.interactivity:
-            raise ActRefused("no_interactivity", "This app is not configured to handle interactive responses.")
-        found = find_element(blocks, action_id, block_id)
-        if found is None:
-            raise ActRefused("element_not_found", "This button is gone.")
-        place, element = found
+        place, element = self._found(blocks, action_id, block_id)
+        element = self.suggestions.offered(user, holder, place, element)
         try:
             action = action_of(element, place, selected, self._rooms.next_ts())
             return place, {**action, **(forge or {})}, entry_of(element, selected)
         except ValueError as error:
             raise ActRefused("invalid_selection", str(error)) from error
+
+    def _found(self, blocks: list[dict[str, Any]], action_id: str, block_id: str | None) -> tuple[str, dict[str, Any]]:
+        if not self._manifest.interactivity:
+            raise ActRefused("no_interactivity", "This app is not configured to handle interactive responses.")
+        found = find_element(blocks, action_id, block_id)
+        if found is None:
+            raise ActRefused("element_not_found", "This button is gone.")
+        return found
+
+    def _seen(self, user: str, channel: str | None, ts: str | None) -> tuple[Room, Message, bool]:
+        """Return a message that this person sees, with its room and whether only they see it."""
+        room = self._room(user, channel or "")
+        whispers = room.ephemerals.get(user, {})
+        message = whispers.get(ts or "") or room.messages.get(ts or "")
+        if message is None:
+            raise ActRefused("message_not_found", "This message is gone.")
+        return room, message, message["ts"] in whispers
+
+    def _seen_view(self, person: Person, view_id: str | None) -> Payload:
+        view = self._view(person.id, view_id) if view_id else self._views.homes.get(person.id)
+        if view is None:
+            raise ActRefused("view_not_found", "Home is empty.")
+        return view
 
     def _command_text(self, text: str) -> str:
         """Turn @Name and #channel into the escaped forms that should_escape asks for."""
@@ -353,6 +391,17 @@ class Acts:
 
 def _ignore(interaction: Interaction, answer: Payload) -> None:
     return None
+
+
+def _where(room: Room, message: Message, ephemeral: bool) -> Payload:
+    """Return what an interaction payload says of the message in which it happened."""
+    container = {"type": "message", "message_ts": message["ts"], "channel_id": room.id, "is_ephemeral": ephemeral}
+    if message.get("thread_ts"):
+        container["thread_ts"] = message["thread_ts"]
+    where: Payload = {"container": container, "channel": {"id": room.id, "name": channel_name(room)}}
+    if not ephemeral:
+        where["message"] = {k: v for k, v in message.items() if k != "streaming_state"}
+    return where
 
 
 def _merge(into: Values, values: Values) -> None:

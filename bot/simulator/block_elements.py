@@ -95,6 +95,8 @@ def check_element(value: object, at: str, kinds: tuple[str, ...], found: Finding
     kind = value.get("type")
     if kind not in kinds:
         found.add(f"unsupported type: {kind}", f"{at}/type")
+    elif kind == "file_input":
+        found.add("unsupported type: file_input (Slack has it; this simulator has no files)", f"{at}/type")
     elif kind in ("mrkdwn", "plain_text"):
         # a context element's text has no published limit below the block's own 3,000
         check_text(value, at, 3000, found)
@@ -167,7 +169,7 @@ def _check_choices(value: Element, kind: str, at: str, found: Findings) -> None:
     if value.get("options") is None and groups is None and kind.endswith("select"):
         found.add("missing required field: options", at)
     if isinstance(value.get("options"), list):
-        _check_options(value["options"], f"{at}/options", limit, found)
+        check_options(value["options"], f"{at}/options", limit, found)
     if isinstance(groups, list):
         found.count(groups, f"{at}/option_groups", 1, 100)
         for index, group in enumerate(groups):
@@ -177,7 +179,7 @@ def _check_choices(value: Element, kind: str, at: str, found: Findings) -> None:
                 continue
             check_plain(group.get("label"), f"{where}/label", 75, found)
             if isinstance(group.get("options"), list):
-                _check_options(group["options"], f"{where}/options", 100, found)
+                check_options(group["options"], f"{where}/options", 100, found)
     offered = _values(value)
     initial = value.get("initial_options") or [value.get("initial_option")]
     for option in initial if isinstance(initial, list) else []:
@@ -191,8 +193,9 @@ def _values(value: Element) -> set[object]:
     return {option.get("value") for options in lists for option in options if isinstance(option, dict)}
 
 
-def _check_options(options: list[Any], at: str, limit: int, found: Findings) -> None:
-    found.count(options, at, 1, limit)
+def check_options(options: list[Any], at: str, limit: int, found: Findings, least: int = 1) -> None:
+    """Check a list of options: how many there are, their texts and values."""
+    found.count(options, at, least, limit)
     for index, option in enumerate(options):
         where = f"{at}/{index}"
         if not isinstance(option, dict):

@@ -91,7 +91,7 @@ def lint_view(view: object) -> list[str]:
 
 def view_too_large(view: object) -> bool:
     """Return whether the view's JSON exceeds 250 kB."""
-    return len(json.dumps(view, ensure_ascii=False).encode()) > MAX_VIEW_BYTES
+    return len(json.dumps(view, ensure_ascii=False).encode("utf-8", "surrogatepass")) > MAX_VIEW_BYTES
 
 
 def _check_list(blocks: object, at: str, walk: _Walk, nested: bool = False) -> None:

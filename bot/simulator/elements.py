@@ -101,8 +101,6 @@ def _option(element: Element, selected: object) -> dict[str, Any]:
     for option in offered:
         if option.get("value") == value:
             return dict(option)
-    if element["type"].endswith("external_select") and isinstance(selected, dict):
-        return selected
     raise ValueError(f"{value!r} is not an option of {element['action_id']}")
 
 

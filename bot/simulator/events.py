@@ -12,8 +12,8 @@ from bot.simulator.payloads import Payload, Payloads, channel_type
 from bot.simulator.rooms import Change, Room, Rooms
 from bot.simulator.workspace import AppManifest, Workspace
 
-HISTORY_SCOPE = {"im": "im:history", "group": "groups:history", "channel": "channels:history"}
-SUBSCRIPTION = {"im": "message.im", "group": "message.groups", "channel": "message.channels"}
+HISTORY_SCOPE = {"im": "im:history", "mpim": "mpim:history", "group": "groups:history", "channel": "channels:history"}
+SUBSCRIPTION = {"im": "message.im", "mpim": "message.mpim", "group": "message.groups", "channel": "message.channels"}
 
 
 class Events:

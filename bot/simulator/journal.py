@@ -59,7 +59,7 @@ class Journal:
         }
         self._records.append(record)
         if self._file:
-            self._file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+            self._file.write(json.dumps(record, default=str) + "\n")
             self._file.flush()
         for waiter in list(self._waiting):
             if not waiter.done():

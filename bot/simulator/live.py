@@ -100,7 +100,7 @@ class Live:
             {
                 "id": room.id,
                 "name": room.name,
-                "kind": "im" if room.is_im else "channel",
+                "kind": "im" if room.is_im else "mpim" if room.is_mpim else "channel",
                 "members": list(room.members),
                 "is_ext_shared": room.is_ext_shared,
                 "is_private": room.is_private,

@@ -6,6 +6,7 @@ Failure it can cause: whoever reaches this port can act as anyone; it listens on
 """
 
 import asyncio
+import inspect
 import json
 import mimetypes
 from collections.abc import Awaitable, Callable
@@ -37,6 +38,7 @@ class PageRoutes:
         posts: dict[str, Callable[[Body], Any]] = {
             "/page/post": self._post,
             "/page/click": self._click,
+            "/page/suggest": self._suggest,
             "/page/command": self._command,
             "/page/view_submit": self._submit,
             "/page/view_close": self._view_close,
@@ -102,7 +104,7 @@ class PageRoutes:
 
         async def pump() -> None:
             while (frame := await queue.get()) is not None:
-                await ws.send_str(json.dumps(frame, ensure_ascii=False))
+                await ws.send_str(json.dumps(frame))
             await ws.close()
 
         pumping = asyncio.ensure_future(pump())
@@ -122,6 +124,8 @@ class PageRoutes:
             body = await json_body(request)
             try:
                 answer = act(body)
+                if inspect.isawaitable(answer):
+                    answer = await answer
             except ActRefused as refused:
                 answer = {"ok": False, "error": refused.code, "text": refused.text}
                 if refused.errors:
@@ -153,6 +157,23 @@ class PageRoutes:
             values=body.get("state_values"),
         )
         return {"ok": True, "interaction_id": interaction.id}
+
+    async def _suggest(self, body: Body) -> Body:
+        """Ask the app for an external select's options; answer with them."""
+        interaction = self._acts.suggest(
+            body["as"],
+            body["action_id"],
+            str(body["value"]),
+            channel=body.get("channel"),
+            ts=body.get("message_ts"),
+            view_id=body.get("view_id"),
+            home=bool(body.get("home")),
+            block_id=body.get("block_id"),
+        )
+        await interaction.settled()
+        if interaction.state == "failed" or interaction.error:
+            return {"ok": False, "error": interaction.error, "text": "The options could not be loaded. Try again."}
+        return {"ok": True, **{k: v for k, v in interaction.answer.items() if k in ("options", "option_groups")}}
 
     def _command(self, body: Body) -> Body:
         interaction = self._acts.command(body["as"], body["channel"], body["command"], str(body.get("text", "")))

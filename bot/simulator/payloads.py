@@ -151,7 +151,7 @@ class Payloads:
         return {**event, **self._pick(message, "thread_ts", "edited", "user_team", "source_team", "user_profile")}
 
     def message(self, room: Room, message: Message) -> Payload:
-        """Return the message.channels / message.groups / message.im event of a new message."""
+        """Return the message.channels / .groups / .im / .mpim event of a new message."""
         shown = {k: v for k, v in public(message).items() if k not in ("reply_count", "subscribed")}
         return {
             **shown,
@@ -202,6 +202,12 @@ class Payloads:
     def block_actions(self, person: Person, trigger_id: str, actions: list[Payload]) -> Payload:
         """Return the part of block_actions that messages and views share."""
         return {**self._interactive("block_actions", person, trigger_id), "actions": actions}
+
+    def block_suggestion(self, person: Person, action_id: str, block_id: str, value: str) -> Payload:
+        """Return the part of block_suggestion that messages and views share; it opens nothing: no trigger_id."""
+        payload = self._interactive("block_suggestion", person, "")
+        del payload["trigger_id"]
+        return {**payload, "action_id": action_id, "block_id": block_id, "value": value}
 
     def view_submission(self, person: Person, trigger_id: str, view: Payload) -> Payload:
         """Return view_submission; response_urls stay empty (no response_url_enabled inputs)."""
@@ -257,10 +263,13 @@ class Payloads:
 
 
 def channel_type(room: Room) -> str:
-    """Return im, group or channel."""
-    return "im" if room.is_im else "group" if room.is_private else "channel"
+    """Return im, mpim, group or channel."""
+    return "im" if room.is_im else "mpim" if room.is_mpim else "group" if room.is_private else "channel"
 
 
 def channel_name(room: Room) -> str:
     """Return the name as interaction payloads give it."""
-    return "directmessage" if room.is_im else "privategroup" if room.is_private else room.name
+    if room.is_im:
+        return "directmessage"
+    # a group DM goes by its own name, mpdm-…
+    return "privategroup" if room.is_private and not room.is_mpim else room.name

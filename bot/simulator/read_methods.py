@@ -14,6 +14,8 @@ from bot.simulator.workspace import AppManifest, Person, UserGroup, Workspace
 
 Answer = dict[str, Any]
 T = TypeVar("T")
+# Slack, conversations.open: "1 to 8 users"
+MOST_IN_A_GROUP_DM = 8
 
 
 class ReadMethods:
@@ -89,28 +91,38 @@ class ReadMethods:
         raise SlackError("no_such_subteam")
 
     def open(self, call: Call) -> Answer:
-        """conversations.open: a DM with one person."""
+        """conversations.open: a DM with one person, or (mpim:write) a group DM with up to eight."""
         channel = call.text("channel")
         if channel:
             room = self._rooms.get(channel)
-            if room is None or not room.is_im:
+            if room is None or not (room.is_im or room.is_mpim):
                 raise SlackError("channel_not_found")
         else:
             given = call.arguments.get("users") or ""
             users = given if isinstance(given, list) else [u for u in str(given).split(",") if u]
             if not users:
                 raise SlackError("users_list_not_supplied")
-            if len(users) > 1:
-                # group DMs are not simulated; Slack needs mpim:write for them
-                raise SlackError("missing_scope", needed="mpim:write")
-            person = self._workspace.person(str(users[0]).strip())
-            if person is None:
-                raise SlackError("user_not_found")
-            if person.kind == "deactivated":
-                raise SlackError("user_disabled")
-            room = self._rooms.dm(person.id)
+            people = [self._reached(str(user).strip()) for user in users]
+            room = self._rooms.dm(people[0].id) if len(people) == 1 else self._group_dm(people)
         shown = self.channel(room) if call.flag("return_im") else {"id": room.id}
         return {"ok": True, "channel": shown}
+
+    def _reached(self, user: str) -> Person:
+        person = self._workspace.person(user)
+        if person is None:
+            raise SlackError("user_not_found")
+        if person.kind == "deactivated":
+            raise SlackError("user_disabled")
+        return person
+
+    def _group_dm(self, people: list[Person]) -> Room:
+        if "mpim:write" not in self._manifest.scopes:
+            held = ",".join(self._manifest.scopes)
+            raise SlackError("missing_scope", needed="mpim:write", provided=held)
+        if len(people) > MOST_IN_A_GROUP_DM:
+            raise SlackError("too_many_users")
+        ids = [person.id for person in people if person.id != self._workspace.bot_user_id]
+        return self._rooms.group_dm([*dict.fromkeys(ids), self._workspace.bot_user_id])
 
     def info(self, call: Call) -> Answer:
         """conversations.info."""
@@ -280,7 +292,7 @@ class ReadMethods:
             "is_channel": not room.is_private,
             "is_group": room.is_private,
             "is_im": False,
-            "is_mpim": False,
+            "is_mpim": room.is_mpim,
             "is_private": room.is_private,
             "created": room.created,
             "is_archived": room.is_archived,
@@ -332,7 +344,9 @@ class ReadMethods:
 
 def kind_of(room: Room) -> str:
     """Return the conversation type as `types` names it."""
-    return "im" if room.is_im else "private_channel" if room.is_private else "public_channel"
+    if room.is_im:
+        return "im"
+    return "mpim" if room.is_mpim else "private_channel" if room.is_private else "public_channel"
 
 
 def _is_root(message: Message) -> bool:

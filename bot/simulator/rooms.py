@@ -31,6 +31,7 @@ class Room:
     is_archived: bool = False
     is_ext_shared: bool = False
     topic: str = ""
+    is_mpim: bool = False
     messages: dict[str, Message] = field(default_factory=dict)
     ephemerals: dict[str, dict[str, Message]] = field(default_factory=dict)
     last_read: dict[str, str] = field(default_factory=dict)
@@ -86,10 +87,12 @@ class Rooms:
                 list(spec.members),
                 born,
                 spec.members[-1] if spec.members else workspace.bot_user_id,
-                is_private=spec.is_private,
+                # a group DM is private: who is not in it does not know of it
+                is_private=spec.is_private or spec.is_mpim,
                 is_archived=spec.is_archived,
                 is_ext_shared=spec.is_ext_shared,
                 topic=spec.topic,
+                is_mpim=spec.is_mpim,
             )
 
     def next_ts(self) -> str:
@@ -119,6 +122,19 @@ class Rooms:
             user,
             with_user=user,
         )
+        self.all[room.id] = room
+        self._tell(Change("channels", room, {}))
+        return room
+
+    def group_dm(self, users: list[str]) -> Room:
+        """Return the group DM of exactly these people, in their order, opening it if needed."""
+        for room in self.all.values():
+            if room.is_mpim and set(room.members) == set(users):
+                return room
+        people = [self._workspace.person(user) for user in users]
+        name = "mpdm-" + "--".join(person.name if person else "someone" for person in people) + "-1"
+        creator = self._workspace.bot_user_id
+        room = Room(new_id("C0", 9), name, list(users), int(self._clock.now()), creator, is_private=True, is_mpim=True)
         self.all[room.id] = room
         self._tell(Change("channels", room, {}))
         return room

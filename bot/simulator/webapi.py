@@ -22,8 +22,8 @@ from bot.simulator.workspace import AppManifest, Workspace
 
 Answer = dict[str, Any]
 Handler = Callable[[Call], Answer]
-READ = ("channels:read", "groups:read", "im:read")
-HISTORY = ("channels:history", "groups:history", "im:history")
+READ = ("channels:read", "groups:read", "im:read", "mpim:read")
+HISTORY = ("channels:history", "groups:history", "im:history", "mpim:history")
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ class WebApi:
     def _scopes_for(self, name: str, scopes: tuple[str, ...], arguments: dict[str, Any]) -> tuple[str, ...]:
         if name == "conversations.list":
             kinds = str(arguments.get("types") or "public_channel").split(",")
-            place = {"public_channel": 0, "private_channel": 1, "im": 2}
+            place = {"public_channel": 0, "private_channel": 1, "im": 2, "mpim": 3}
             needed = [scopes[place[k.strip()]] for k in kinds if k.strip() in place]
             lacking = [scope for scope in needed if scope not in self._manifest.scopes]
             return tuple(lacking) or scopes
         room = self._rooms.all.get(str(arguments.get("channel", "")))
         if room is None:
             return scopes
-        return (scopes[2 if room.is_im else 1 if room.is_private else 0],)
+        return (scopes[2 if room.is_im else 3 if room.is_mpim else 1 if room.is_private else 0],)
 
     def _limited(self, retry_after: int, name: str, call_id: int) -> web.Response:
         answer = {"ok": False, "error": "ratelimited"}

@@ -81,6 +81,7 @@ class ChannelSpec:
     is_archived: bool = False
     is_ext_shared: bool = False
     topic: str = ""
+    is_mpim: bool = False
 
 
 @dataclass
@@ -116,6 +117,9 @@ ALL_SCOPES = (
     "im:history",
     "im:read",
     "im:write",
+    "mpim:history",
+    "mpim:read",
+    "mpim:write",
     "reactions:write",
     "team:read",
     "usergroups:read",

@@ -26,6 +26,9 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 FLAGS += ["--disable-sync", "--no-first-run"]
 WIDE, NARROW = (1440, 900), (390, 780)
 expect = playwright_api.expect
+# Only a failing test waits this long; a busy machine is slow.
+SLOW_MS = 120_000
+expect.set_options(timeout=SLOW_MS)
 
 Opener = Callable[..., Awaitable[Any]]
 
@@ -69,6 +72,7 @@ async def page_at() -> AsyncIterator[Opener]:
 
         async def open_page(address: str, size: tuple[int, int] = WIDE) -> Any:
             context = await browser.new_context(viewport={"width": size[0], "height": size[1]})
+            context.set_default_timeout(SLOW_MS)
             page = await context.new_page()
             page.on("pageerror", lambda error: troubles.append(str(error)))
             await page.goto(address)
@@ -186,6 +190,7 @@ async def test_a_click_is_pending_until_acked_and_warns_when_it_is_not(
         await ack()
 
     app.action("fine")(acked)
+    slack.sockets.ack_window_s = 10.0  # so that it is seen while it waits
     blocks = card(button("fine", "Fine"), button("deaf", "Nobody listens"))
     posted = await client.chat_postMessage(channel=SALES_DESK, text="card", blocks=blocks)
     page = await page_of(RITA)
@@ -457,3 +462,70 @@ async def test_the_keyboard_alone_suffices(
     assert clicks == [MARCUS]
     await keys.press("Escape")
     await expect(page.get_by_test_id("thread")).to_be_hidden()
+
+
+async def test_an_external_select_is_searched_and_chosen_with_the_keyboard(
+    slack: Simulator, client: AsyncWebClient, app: AsyncApp, page_of: Opener
+) -> None:
+    chosen: list[str] = []
+
+    @app.options("account")
+    async def options(ack: Any, payload: dict[str, Any]) -> None:
+        names = [name for name in ("Henderson", "Hensley", "Castillo") if payload["value"].lower() in name.lower()]
+        await ack(options=[{"text": plain(name), "value": name.lower()} for name in names])
+
+    @app.action("account")
+    async def picked(ack: Any, action: dict[str, Any]) -> None:
+        await ack()
+        chosen.append(action["selected_option"]["value"])
+
+    element = {
+        "type": "external_select",
+        "action_id": "account",
+        "placeholder": plain("Account"),
+        "min_query_length": 2,
+    }
+    await client.chat_postMessage(
+        channel=SALES_DESK, text="pick", blocks=[{"type": "actions", "block_id": "who", "elements": [element]}]
+    )
+    page = await page_of(RITA)
+    box = page.get_by_role("combobox", name="Account")
+    await box.fill("h")
+    await expect(page.get_by_role("listbox")).to_contain_text("at least 2 characters")
+    await box.fill("hen")
+    await expect(page.get_by_role("option")).to_have_text(["Henderson", "Hensley"])
+    await box.press("ArrowDown")
+    await box.press("ArrowDown")
+    await box.press("Enter")
+    await expect(page.get_by_test_id("chosen-hensley")).to_be_visible()
+    await slack.wait_for(lambda: chosen == ["hensley"])
+    await page.get_by_role("combobox", name="Account").fill("zzz")
+    await expect(page.get_by_role("listbox")).to_contain_text("Nothing matches")
+
+
+async def test_a_group_dm_goes_by_the_people_in_it(slack: Simulator, client: AsyncWebClient, page_of: Opener) -> None:
+    opened = await client.conversations_open(users=[RITA, MARCUS])
+    group = opened["channel"]["id"]
+    await client.chat_postMessage(channel=group, text="Hello both of you")
+    page = await page_of(RITA)
+    place = page.get_by_test_id(f"channel-{group}")
+    await expect(place).to_contain_text("Marcus, Atlas")
+    await expect(place).to_contain_text("1")
+    await place.click()
+    await expect(page.get_by_test_id("messages")).to_contain_text("Hello both of you")
+    await expect(page.get_by_role("combobox", name="Message Marcus, Atlas")).to_be_visible()
+
+
+async def test_what_a_lever_did_is_said_where_no_message_stands(slack: Simulator, page_of: Opener) -> None:
+    """A toast over the thread hid what had just changed in it."""
+    for size in (WIDE, NARROW):
+        page = await page_of(RITA, size=size)
+        await page.evaluate(
+            "import('/static/dialogs.js').then(({ toast }) => toast('The discount is 12 % now. '.repeat(3)))"
+        )
+        shown = page.get_by_test_id("toast")
+        await shown.evaluate("(node) => Promise.all(node.getAnimations().map((one) => one.finished))")
+        toast = await shown.bounding_box()
+        pane = await page.locator("#main-scroll").bounding_box()
+        apart = toast["x"] + toast["width"] <= pane["x"] or toast["y"] + toast["height"] <= pane["y"]
+        assert apart, (size, toast, pane)

@@ -321,3 +321,108 @@ async def test_bolt_heals_a_refresh_and_a_cut(slack: Simulator, app: AsyncApp) -
     await slack.wait_for(lambda: slack.journal.find({"kind": "socket", "what": "open"})[opened:])
     await slack.post_as(RITA, SALES_DESK, "@Atlas two")
     await slack.wait_for(lambda: "two" in heard)
+
+
+def external(kind: str = "external_select", **more: Any) -> Json:
+    return {"type": kind, "action_id": "account", "placeholder": {"type": "plain_text", "text": "Account"}, **more}
+
+
+def option(value: str, text: str = "") -> Json:
+    return {"text": {"type": "plain_text", "text": text or value.title()}, "value": value}
+
+
+@pytest.mark.usefixtures("still")
+async def test_an_external_select_is_filled_by_the_app(slack: Simulator, app: AsyncApp) -> None:
+    """What is typed reaches the app with its place; only what it answered can be chosen, by whom it answered."""
+    asked: list[Json] = []
+    chosen: list[Json] = []
+
+    @app.options("account")
+    async def options(ack: Any, payload: Json, body: Json) -> None:
+        asked.append(body)
+        await ack(options=[option(f"{body['value']}-1", "One"), option(f"{body['value']}-2")])
+
+    @app.action("account")
+    async def picked(ack: Any, action: Json) -> None:
+        await ack()
+        chosen.append(action)
+
+    elements = [external(min_query_length=2, initial_option=option("first"))]
+    posted = await app.client.chat_postMessage(
+        channel=SALES_DESK, text="pick", blocks=[{"type": "actions", "block_id": "who", "elements": elements}]
+    )
+    place = {"channel": SALES_DESK, "ts": posted["ts"]}
+    with pytest.raises(ActRefused, match="query_too_short"):
+        slack.acts.suggest(RITA, "account", "h", **place)
+    with pytest.raises(ActRefused, match="invalid_selection"):
+        await slack.click(RITA, SALES_DESK, posted["ts"], "account", selected="hen-1")
+    interaction = await slack.acts.suggest(RITA, "account", "hen", **place).settled()
+    assert (interaction.state, interaction.error) == ("acked", "")
+    (body,) = asked
+    assert (body["type"], body["action_id"], body["block_id"]) == ("block_suggestion", "account", "who")
+    assert body["container"]["message_ts"] == posted["ts"]
+    assert body["message"]["ts"] == posted["ts"]
+    assert not {"trigger_id", "response_url", "actions"} & set(body)
+    for value in ("hen-1", "first"):
+        assert (await (await slack.click(RITA, SALES_DESK, posted["ts"], "account", selected=value)).settled()).state
+    await slack.wait_for(lambda: len(chosen) == 2)
+    assert [action["selected_option"]["value"] for action in chosen] == ["hen-1", "first"]
+    with pytest.raises(ActRefused, match="invalid_selection"):
+        await slack.click(MARCUS, SALES_DESK, posted["ts"], "account", selected="hen-1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ({"option_groups": [{"label": {"type": "plain_text", "text": "A"}, "options": [option("x")]}]}, ""),
+        ({"options": []}, ""),
+        ({"options": [option(f"o{n}") for n in range(101)]}, "no more than 100 items"),
+        ({"options": [option("x", "t" * 76)]}, "must be less than 76 characters"),
+        ({}, "neither options nor option_groups"),
+    ],
+)
+@pytest.mark.usefixtures("still")
+async def test_an_answer_with_options_is_held_to_slacks_limits(
+    slack: Simulator, app: AsyncApp, answer: Json, error: str
+) -> None:
+    @app.options("account")
+    async def options(ack: Any) -> None:
+        await ack(answer)
+
+    view = form()
+    view["blocks"][0]["element"] = external("multi_external_select", min_query_length=0)
+    shown = slack.views.open(RITA, view)
+    interaction = await slack.acts.suggest(RITA, "account", "", view_id=shown["id"]).settled()
+    assert interaction.state == "acked"
+    assert error in interaction.error if error else interaction.error == ""
+
+
+@pytest.mark.usefixtures("still")
+async def test_a_static_select_is_never_asked_about(slack: Simulator, app: AsyncApp) -> None:
+    posted = await app.client.chat_postMessage(channel=SALES_DESK, text="x", blocks=card("Approve"))
+    with pytest.raises(ActRefused, match="not_external"):
+        slack.acts.suggest(RITA, "approve", "abc", channel=SALES_DESK, ts=posted["ts"])
+
+
+@pytest.mark.usefixtures("still")
+async def test_file_inputs_are_refused_in_plain_words(slack: Simulator, app: AsyncApp) -> None:
+    """Slack has them; there are no files here, so a bot that asks for one learns it at once."""
+    view = form()
+    view["blocks"][0]["element"] = {"type": "file_input", "action_id": "upload"}
+    with pytest.raises(SlackApiError) as refused:
+        await app.client.views_publish(user_id=RITA, view={**view, "type": "home"})
+    assert "this simulator has no files" in str(refused.value.response)
+
+
+@pytest.mark.usefixtures("still")
+async def test_half_a_surrogate_pair_arrives(slack: Simulator, app: AsyncApp) -> None:
+    """No browser can send one, another program can: it is delivered and acked like any other text."""
+    heard: list[str] = []
+
+    @app.event("app_mention")
+    async def mentioned(event: Json) -> None:
+        heard.append(event["text"])
+
+    await slack.post_as(RITA, SALES_DESK, "@Atlas \ud83d é")
+    await slack.wait_for(lambda: bool(heard))
+    assert heard == [f"<@{BOT_USER_ID}> \ud83d é"]

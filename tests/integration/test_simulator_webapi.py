@@ -11,7 +11,19 @@ from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.simulator import Simulator
 from bot.simulator.clock import Clock
-from bot.simulator.workspace import ATLAS_OPS, DORA, EMIL, GINA, MARCUS, RITA, SALES_DESK, VERA
+from bot.simulator.workspace import (
+    ATLAS_OPS,
+    DORA,
+    EMIL,
+    GINA,
+    MARCUS,
+    RITA,
+    SALES_DESK,
+    VERA,
+    AppManifest,
+    ChannelSpec,
+    Workspace,
+)
 
 Json = dict[str, Any]
 CARD: list[Json] = [{"type": "section", "text": {"type": "mrkdwn", "text": "card"}}]
@@ -313,3 +325,54 @@ async def test_permalinks_lead_to_the_page(
     assert link.startswith(f"{slack.url}/archives/{SALES_DESK}/p")
     async with session.get(link, allow_redirects=False) as response:
         assert response.headers["Location"] == (f"/?channel={SALES_DESK}&ts={reply['ts']}&thread_ts={asked['ts']}")
+
+
+async def test_a_group_dm_is_opened_once_and_is_told_apart_everywhere(client: AsyncWebClient) -> None:
+    """Slack: up to 8 people, mpdm-… as its name, is_mpim, mpim:* scopes, channel_type mpim, message.mpim."""
+    events = ("app_mention", "message.mpim", "message.groups", "message.channels")
+    async with Simulator(manifest=AppManifest(events=events)) as slack, aiohttp.ClientSession() as session:
+        client = AsyncWebClient(slack.workspace.bot_token, base_url=slack.api_url, session=session, retry_handlers=[])
+        opened = await client.conversations_open(users=f"{RITA},{MARCUS}")
+        again = await client.conversations_open(users=[MARCUS, RITA], return_im=True)
+        group = opened["channel"]["id"]
+        shown = again["channel"]
+        assert (shown["id"], shown["is_mpim"], shown["is_private"]) == (group, True, True)
+        assert shown["name"] == "mpdm-rita.reyes--marcus.hale--atlas-1"
+        assert (await client.conversations_open(channel=group))["channel"]["id"] == group
+        assert (await client.conversations_members(channel=group))["members"] == [RITA, MARCUS, "U0ATLAS0001"]
+        listed = await client.conversations_list(types="mpim")
+        assert [channel["id"] for channel in listed["channels"]] == [group]
+        assert (await client.conversations_list(types="private_channel"))["channels"] == []
+        asked = await slack.post_as(RITA, group, "@Atlas hello")
+        await client.chat_postMessage(channel=group, text="hello", thread_ts=asked["ts"])
+        sent = [record["payload"]["event"] for record in slack.journal.find({"kind": "event"})]
+        assert [(event["type"], event.get("channel_type")) for event in sent] == [
+            ("app_mention", None),
+            ("message", "mpim"),
+            ("message", "mpim"),
+        ]
+        assert [room["kind"] for room in slack.live.channels(RITA) if room["id"] == group] == ["mpim"]
+        assert all(room["id"] != group for room in slack.live.channels(VERA))
+        assert await error_of(client.conversations_open(users=[RITA, "U0NOBODY"])) == "user_not_found"
+        assert await error_of(client.conversations_open(users=[RITA, DORA])) == "user_disabled"
+        assert await error_of(client.conversations_open(users=[RITA] * 9)) == "too_many_users"
+
+
+async def test_a_group_dm_needs_scopes_of_its_own() -> None:
+    scopes = ("chat:write", "im:write", "im:read", "groups:read", "groups:history", "app_mentions:read")
+    room = ChannelSpec(
+        "C0GROUPDM01", "mpdm-rita.reyes--vera.lindqvist--atlas-1", [RITA, VERA, "U0ATLAS0001"], is_mpim=True
+    )
+    async with (
+        Simulator(Workspace(channels=[room]), AppManifest(scopes=scopes, events=("message.mpim",))) as slack,
+        aiohttp.ClientSession() as session,
+    ):
+        client = AsyncWebClient(slack.workspace.bot_token, base_url=slack.api_url, session=session, retry_handlers=[])
+        with pytest.raises(SlackApiError) as refused:
+            await client.conversations_open(users=[RITA, MARCUS])
+        assert (refused.value.response["error"], refused.value.response["needed"]) == ("missing_scope", "mpim:write")
+        with pytest.raises(SlackApiError) as refused:
+            await client.conversations_info(channel=room.id)
+        assert refused.value.response["needed"] == "mpim:read"
+        await slack.post_as(RITA, room.id, "hello")
+        assert slack.journal.find({"kind": "event"}) == []

@@ -90,7 +90,7 @@ class App {
     const gone = route.channel && !store.channel(route.channel);
     const narrowStart = innerWidth < 760 && !route.channel && !route.home;
     if (route.home || narrowStart || !store.me || (route.channel && !gone)) return;
-    const first = store.channels.find((channel) => channel.kind !== "im") ?? store.channels[0];
+    const first = store.channels.find((channel) => channel.kind === "channel") ?? store.channels[0];
     history.replaceState(null, "", first ? hrefOf({ as: store.me, channel: first.id }) : hrefOf({ as: store.me, home: true }));
     this.route = readRoute();
   }
@@ -172,15 +172,14 @@ class App {
       names: this.names, people: store.people, channels: store.channels, form, scope: owner.replace(/[^\w-]/g, "_"),
       status: (blockId, actionId) => store.status(spot(blockId, actionId)),
       redraw: () => { store.version += 1; this.draw(); },
+      suggest: (blockId, element, typed) => post("/page/suggest", { as: store.me, block_id: blockId, action_id: element.action_id, value: typed, ...spotOf(place) }),
       act: async (blockId, element, selected) => {
         const at = spot(blockId, element.action_id);
         if (store.status(at)?.state === "pending") return;
         store.begin(at);
         const body = { as: store.me, block_id: blockId, action_id: element.action_id, element, state_values: form.state(place.blocks) };
         if (selected !== undefined) body.selected = selected;
-        if (place.kind === "message") Object.assign(body, { channel: place.channel, message_ts: place.ts });
-        else if (place.kind === "view") body.view_id = place.id;
-        else Object.assign(body, { home: true });
+        Object.assign(body, spotOf(place));
         const answer = await post("/page/click", body);
         if (!answer.ok) store.fail(at, answer.text || answer.error);
         else if (answer.interaction_id) store.bind(answer.interaction_id, at);
@@ -255,7 +254,7 @@ class App {
     const channel = route.home ? null : store.channel(route.channel);
     if (channel && !document.hidden && store.read(channel.id)) void post("/page/read", { as: store.me, channel: channel.id });
     document.body.dataset.pane = this.panelOpen ? "panel" : channel && route.thread ? "thread" : channel || route.home ? "main" : "sidebar";
-    document.title = `${route.home ? `${store.bot.name} home` : channel ? (channel.kind === "im" ? "" : "#") + store.channelName(channel) : "Workspace"} · ${store.team?.name ?? ""}`;
+    document.title = `${route.home ? `${store.bot.name} home` : channel ? store.placeName(channel) : "Workspace"} · ${store.team?.name ?? ""}`;
     this.sidebar.render();
     this.#drawBar(channel);
     el("messages").hidden = !channel;
@@ -266,7 +265,7 @@ class App {
       el("messages").setAttribute("aria-label", `Messages in ${store.channelName(channel)}`);
       if (list.length) drawList(el("messages"), list, this, { thread: null, focus: route.thread ? null : route.message });
       else reconcile(el("messages"), [{ key: "empty", sig: channel.id + store.bot.name, build: () => this.#welcome(channel) }]);
-      this.composer.aim({ channel: channel.id, label: channel.kind === "im" ? `Message ${store.channelName(channel)}` : `Message #${channel.name}` });
+      this.composer.aim({ channel: channel.id, label: `Message ${store.placeName(channel)}` });
     } else el("messages").replaceChildren();
     if (route.home) {
       if (this.#homeFor !== store.me) { this.#homeFor = store.me; void post("/page/home_open", { as: store.me }); }
@@ -295,6 +294,7 @@ class App {
   #welcome(channel) {
     const bot = this.store.bot.name || "the app";
     const direct = channel.kind === "im";
+    if (channel.kind === "mpim") return h("div", { class: "empty" }, icon("people", 34), h("p", null, h("strong", null, `You, ${this.store.channelName(channel)}`)), h("p", null, `Mention @${bot} to ask for something.`));
     return h("div", { class: "empty" }, icon(direct ? "calm" : "hash", 34), h("p", null, h("strong", null, direct ? `You and ${this.store.channelName(channel)}` : `This is the beginning of #${channel.name}`)), h("p", null, direct ? "Write what you need; no mention is necessary here." : `Mention @${bot} to ask for something.`));
   }
 
@@ -306,7 +306,7 @@ class App {
     const name = route.home ? store.bot.name : channel ? store.channelName(channel) : "";
     reconcile(el("main-bar"), [{ key: "bar", sig: [store.version, route.home, channel?.id, this.panelOpen, store.panel, store.me].join("|"), build: () => h("div", { class: "bar-row" },
       h("a", { class: "icon-button back", href: hrefOf({ as: store.me }), "aria-label": "Back to channels", testid: "back" }, icon("back")),
-      channel && channel.kind !== "im" ? icon("hash", 18) : withBot ? presence(store.bot) : null,
+      channel && channel.kind !== "im" ? icon(channel.kind === "mpim" ? "people" : "hash", 18) : withBot ? presence(store.bot) : null,
       h("h2", { id: "place-name" }, h("bdi", null, name)),
       channel?.is_ext_shared ? h("span", { class: "badge external" }, "Shared") : null,
       channel?.topic ? h("small", { class: "topic", dir: "auto", title: channel.topic }, channel.topic) : null,
@@ -329,7 +329,7 @@ class App {
     const replies = store.replies(channel.id, route.thread);
     reconcile(el("thread-bar"), [{ key: "bar", sig: [channel.id, store.version].join(), build: () => h("div", { class: "bar-row" },
       h("a", { class: "icon-button back", href: hrefOf({ as: store.me, channel: channel.id }), "aria-label": "Back to the channel", testid: "thread-back" }, icon("back")),
-      h("h2", null, "Thread"), h("small", null, h("bdi", null, channel.kind === "im" ? store.channelName(channel) : `#${channel.name}`)), h("span", { class: "space" }),
+      h("h2", null, "Thread"), h("small", null, h("bdi", null, store.placeName(channel))), h("span", { class: "space" }),
       h("a", { class: "icon-button close", href: hrefOf({ as: store.me, channel: channel.id }), "aria-label": "Close thread", testid: "thread-close" }, icon("close"))) }]);
     const shown = root ? [root, ...replies] : [{ ts: route.thread, text: "_This message was deleted or is not visible to you._", subtype: "tombstone", user: "USLACKBOT", type: "message" }, ...replies];
     drawList(el("replies"), root ? shown : this.#tombstone(shown), this, { thread: route.thread, focus: route.message });
@@ -346,6 +346,12 @@ class App {
   #freshenTimes() {
     for (const time of document.querySelectorAll("time[data-pattern]")) time.textContent = slackDate(Number(time.dataset.stamp), time.dataset.pattern) || time.textContent;
   }
+}
+
+/** Where a block stands, as the server names it. */
+function spotOf(place) {
+  if (place.kind === "message") return { channel: place.channel, message_ts: place.ts };
+  return place.kind === "view" ? { view_id: place.id } : { home: true };
 }
 
 new App().start();

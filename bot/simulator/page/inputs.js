@@ -1,11 +1,13 @@
 // Interactive Block Kit elements. Each reads its value from `ctx.form` (so a redraw keeps what a person typed),
 // writes it back in the shape of Slack's `state.values`, and calls `ctx.act` where Slack would send block_actions.
 //
-// ctx: {names, people, channels, form, status(block_id, action_id), act(block_id, element, selected), errors, scope}
+// ctx: {names, people, channels, form, status(block_id, action_id), act(block_id, element, selected),
+//       suggest(block_id, element, typed), errors, scope}
 
 import { h, icon, safeUrl } from "./dom.js";
 import { plainText, textObject } from "./mrkdwn.js";
 import { confirmDialog } from "./dialogs.js";
+import { externalSelect } from "./external.js";
 
 /** What people have entered into one message or view, by block and action. */
 export class Form {
@@ -98,8 +100,8 @@ function aria(element, field) {
   };
 }
 
-const DRAW = { button, overflow, static_select: select, external_select: select, radio_buttons: radios, checkboxes, multi_static_select: checkboxes,
-  multi_external_select: checkboxes, feedback_buttons: feedback, icon_button: iconButton, workflow_button: button };
+const DRAW = { button, overflow, static_select: select, external_select: external, radio_buttons: radios, checkboxes, multi_static_select: checkboxes,
+  multi_external_select: external, feedback_buttons: feedback, icon_button: iconButton, workflow_button: button };
 
 function button(blockId, element, ctx, _field, status) {
   const pending = status?.state === "pending";
@@ -177,6 +179,15 @@ function select(blockId, element, ctx, field, status) {
   h("option", { value: "", selected: !held, disabled: field.required && !!held }, plainText(element.placeholder) || "Select an item"),
   element.option_groups ? element.option_groups.map((group) => h("optgroup", { label: plainText(group.label) }, choices(group.options))) : choices(element.options ?? []));
   return h("span", { class: "select" }, node, icon("down", 16));
+}
+
+function external(blockId, element, ctx, field) {
+  const many = element.type.startsWith("multi_");
+  const key = many ? "selected_options" : "selected_option";
+  const held = () => [ctx.form.get(blockId, element)[key] ?? []].flat();
+  const most = element.max_selected_items ?? 100;
+  const choose = (options) => changed(blockId, element, ctx, field, { [key]: many ? options.slice(0, most) : options[0] ?? null });
+  return externalSelect(blockId, element, ctx, aria(element, field), many, held, choose);
 }
 
 function radios(blockId, element, ctx, field) {

@@ -17,7 +17,10 @@ function part(element, names) {
     case "rich_text_quote": return h("blockquote", { dir: "auto" }, content);
     case "rich_text_list": {
       const items = (element.elements ?? []).map((item) => h("li", { dir: "auto" }, item.type === "rich_text_section" ? (item.elements ?? []).map((child) => leaf(child, names)) : part(item, names)));
-      return h(element.style === "ordered" ? "ol" : "ul", { class: `indent-${Math.min(element.indent ?? 0, 8)} list-depth-${(element.indent ?? 0) % 3}`, start: element.style === "ordered" ? (element.offset ?? 0) + 1 : null }, items);
+      const indent = `indent-${Math.min(element.indent ?? 0, 8)} list-depth-${(element.indent ?? 0) % 3}`;
+      if (element.style !== "ordered") return h("ul", { class: indent }, items);
+      const offset = element.offset ?? 0;
+      return h("ol", { class: `${indent} numbers-${Math.min(String(offset + items.length).length, 4)}`, start: offset + 1 }, items);
     }
     default: return h("div", null, content);
   }

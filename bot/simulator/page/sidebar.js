@@ -38,8 +38,8 @@ export class Sidebar {
       build: () => h("a", { class: "person", href: hrefOf({ as: person.id, channel: app.route.channel }), testid: `person-${person.id}`, "aria-current": person.id === store.me ? "true" : null, onclick: (event) => { event.preventDefault(); this.#open(false); app.become(person.id); } },
         avatar(person), h("span", { class: "who" }, h("bdi", { class: "name" }, person.real_name || person.name), h("small", null, person.title || person.team_id || "")), badge(person)),
     }))]);
-    const rooms = store.channels.filter((channel) => channel.kind !== "im");
-    const dms = store.channels.filter((channel) => channel.kind === "im");
+    const rooms = store.channels.filter((channel) => channel.kind === "channel");
+    const dms = store.channels.filter((channel) => channel.kind !== "channel");
     const items = [title("Channels", true), ...rooms.map((channel) => this.#place(channel)), title("Direct messages", true)];
     items.push(...dms.map((channel) => this.#place(channel)));
     if (!store.botDm() && store.bot.user_id) items.push({ key: "dm-open", sig: store.bot.name, build: () => h("button", { type: "button", class: "nav-item", testid: "dm-open", onclick: () => app.openDm() }, avatar(store.person(store.bot.user_id) ?? { kind: "bot", id: store.bot.user_id }, "small"), h("span", { class: "nav-name" }, store.bot.name), h("span", { class: "go" }, "Message")) });
@@ -55,8 +55,8 @@ export class Sidebar {
     const unread = here ? 0 : store.unread[channel.id] ?? 0;
     const other = channel.kind === "im" ? store.person(channel.with) ?? { id: channel.with, kind: channel.with === store.bot.user_id ? "bot" : "member", name: store.channelName(channel) } : null;
     return { key: channel.id, sig: [store.version, here, unread, store.me].join("|"), build: () => h("a", { class: unread ? "nav-item unread" : "nav-item", href: hrefOf({ as: store.me, channel: channel.id }), testid: `channel-${channel.id}`, "aria-current": here ? "page" : null,
-      "aria-label": `${channel.kind === "im" ? "Direct messages with " : "Channel "}${store.channelName(channel)}${unread ? `, ${unread} unread` : ""}` },
-    other ? avatar(other, "small") : icon("hash", 17), h("bdi", { class: "nav-name" }, store.channelName(channel)),
+      "aria-label": `${channel.kind === "channel" ? "Channel " : "Direct messages with "}${store.channelName(channel)}${unread ? `, ${unread} unread` : ""}` },
+    other ? avatar(other, "small") : icon(channel.kind === "mpim" ? "people" : "hash", 17), h("bdi", { class: "nav-name" }, store.channelName(channel)),
     channel.is_ext_shared ? h("span", { class: "shared", title: "Shared with another organisation" }, icon("link", 14)) : null,
     other?.id === store.bot.user_id ? presence(store.bot) : null, unread ? h("span", { class: "count", "aria-hidden": "true" }, unread > 99 ? "99+" : unread) : null) };
   }

@@ -95,7 +95,7 @@ export class Store {
 
   #count(channel, message) {
     if (message.user === this.me || message.local) return;
-    const forMe = message.text?.includes(`<@${this.me}>`) || this.channel(channel)?.kind === "im";
+    const forMe = message.text?.includes(`<@${this.me}>`) || ["im", "mpim"].includes(this.channel(channel)?.kind);
     if (message.thread_ts && message.thread_ts !== message.ts && !forMe) return;
     this.unread = { ...this.unread, [channel]: (this.unread[channel] ?? 0) + 1 };
   }
@@ -180,10 +180,20 @@ export class Store {
 
   channelName(channel) {
     if (!channel) return "";
+    if (channel.kind === "mpim") return this.#groupName(channel);
     if (channel.kind !== "im") return channel.name;
     const other = this.person(channel.with);
     return other?.real_name || other?.name || (channel.with === this.bot.user_id ? this.bot.name : channel.with);
   }
+
+  /** A group DM goes by the others in it. */
+  #groupName(channel) {
+    const others = channel.members.filter((id) => id !== this.me).map((id) => this.person(id) ?? { name: id });
+    return others.map((person) => (person.real_name || person.name).split(" ")[0]).join(", ");
+  }
+
+  /** The name with a channel's mark, where there is one. */
+  placeName(channel) { return channel.kind === "channel" ? `#${channel.name}` : this.channelName(channel); }
 
   /** Say something to this person alone, as Slackbot does; it lives in this page only. */
   note(channel, text, threadTs = null) {
