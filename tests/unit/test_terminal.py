@@ -9,9 +9,9 @@ import pytest
 
 from bot.cli import _why_not_continued
 from bot.terminal import show_text, told
-from core.conversation import Message
+from core.conversation import Message, StoredMessage
 from core.ports import TraceEntry
-from core.run import HaltReason, RunState, RunView, StoredMessage, SuspensionStatus
+from core.run import HaltReason, RunState, RunView, SuspensionStatus
 from tests.unit.test_blocks_cards import HOSTILE, HUGE, NOON, PREVIEWS, run_row, suspension_row
 
 AT = datetime(2026, 11, 29, 12, 0, 5, tzinfo=UTC)
