@@ -195,14 +195,16 @@ class Holder:
             scope=self.new_scope,
         )
 
-    async def commit(self, batch: Batch, write: Callable[[Batch], Awaitable[T]]) -> T | None:
+    async def commit(self, batch: Batch, write: Callable[[Batch], Awaitable[T]], *, lost: bool = False) -> T | None:
         """Write *batch*; when the answer is lost, read whether it took place, else write again.
+
+        *lost*: it was written once, and that answer is lost already.
 
         Returns: what the write answered; None when it took place but its answer was lost. Raises: ClaimLost (also
         when the lost write ended the claim), NewsArrived (nothing written), CancelledError (after it is known what
         became of the write: ``landed`` tells).
         """
-        writing = asyncio.ensure_future(self._write(batch, write))
+        writing = asyncio.ensure_future(self._write(batch, write, lost=lost))
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -218,10 +220,16 @@ class Holder:
         """Say whether *batch* was the last one that took place."""
         return self._landed is batch
 
-    async def _write(self, batch: Batch, write: Callable[[Batch], Awaitable[T]]) -> T | None:
+    async def _write(self, batch: Batch, write: Callable[[Batch], Awaitable[T]], *, lost: bool) -> T | None:
         delay = 0.1
-        lost = False
         while True:
+            if lost:
+                await self.clock.sleep(delay)
+                delay = min(delay * 2, 2.0)
+                if (await self._read()).run.elapsed_ms > self.run.elapsed_ms:
+                    self._committed(batch)
+                    self.stale = True
+                    return None
             try:
                 answer = await write(batch)
             except InvariantBroken:
@@ -233,22 +241,25 @@ class Holder:
                 return None
             except StoreUnavailable:
                 lost = True
-                await self.clock.sleep(delay)
-                delay = min(delay * 2, 2.0)
-                view = await self._read()
-                if view.run.elapsed_ms > self.run.elapsed_ms:
-                    self._committed(batch)
-                    self.stale = True
-                    return None
             else:
                 self._committed(batch)
                 return answer
 
     async def step(self, batch: Batch) -> None:
-        """Append *batch* in one commit; news makes the view stale."""
-        news = await self.commit(batch, lambda b: self.store.step(self.fence, b))
+        """Append *batch* in one commit; news makes the view stale. Raises: as ``commit``."""
+        news: int | None
+        try:
+            # The store sees a step through by itself when this task is cancelled meanwhile: no task of its own for it.
+            news = await self.store.step(self.fence, batch)
+        except StoreUnavailable:
+            news = await self.commit(batch, lambda b: self.store.step(self.fence, b), lost=True)
+        else:
+            self._committed(batch)
         if news is not None and news != self.run.news:
             self.stale = True
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            await asyncio.sleep(0)  # where that cancellation is delivered
 
     def _committed(self, batch: Batch) -> None:
         assert self._view is not None
@@ -313,9 +324,8 @@ async def checked(clock: Clock, what: str, ask: Callable[[], Awaitable[T]], pati
 
 def changed(record: Run, **changes: Any) -> Run:
     """Return *record* with some fields changed: ``dataclasses.replace`` without its checks, once a step."""
-    new = object.__new__(type(record))
-    for name in record.__slots__:
-        object.__setattr__(new, name, changes[name] if name in changes else getattr(record, name))
+    new = object.__new__(Run)
+    new.__dict__.update(record.__dict__, **changes)
     return new
 
 

@@ -124,7 +124,7 @@ MOVES: tuple[Move, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: a step copies it as one dict (core.holder.changed)
 class Run:
     """A run's row. Money in US dollars, times aware, *elapsed_ms* active time only.
 

@@ -13,16 +13,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from core.errors import InvariantBroken
+from core.landing import Landing
 from core.ports import Fence
 from storage import sql
-from storage.database import ACQUIRE_TIMEOUT_S, translated
+from storage.database import translated
+from storage.lending import lending_of
 
 if TYPE_CHECKING:
-    from asyncpg.pool import PoolConnectionProxy
-
     from storage.database import Pool
 
 MOST_ROWS = 64
@@ -33,10 +34,6 @@ LANES = 2
 # Whoever waits this long behind commits under way (a slow disk, a row that somebody has locked) gets a way of its own.
 PATIENCE_S = 0.005
 MOST_LANES = 4
-# A connection is kept this long after its last commit: the next one is likely to follow, and lending costs as much as
-# a statement. A small pool has none to spare.
-LINGER_S = 0.05
-SPARE_FROM = 4
 
 
 # Positions in what ``batch_columns`` returns.
@@ -52,43 +49,31 @@ class _Step:
     fence: Fence
     columns: tuple[Any, ...]
     size: int
-    done: "asyncio.Future[int | None]"
+    done: Landing[int | None]
 
 
 class SharedCommits:
     """The steps of one process, committed together."""
 
     def __init__(self, pool: "Pool", now: Callable[[], datetime | None]) -> None:
-        self._pool = pool
+        self._lending = lending_of(pool)
         self._now = now
         self._waiting: list[_Step] = []
         self._lanes = 0
         self._starting = False
-        self._crowded = False
         self._patience: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: list[PoolConnectionProxy[Any]] = []
-        self._linger: asyncio.TimerHandle | None = None
-        self._used = False
 
     async def step(self, fence: Fence, columns: tuple[Any, ...]) -> int | None:
         """Commit one run's batch (as ``batch_columns`` gives it), alone or with others.
 
-        Returns: the run's news; None when its fence does not hold.
+        Seen through when the caller is cancelled meanwhile (core.landing).
 
-        Raises: what asyncpg raises for this very step.
+        Returns: the run's news; None when its fence does not hold. Raises: what asyncpg raises for this very step.
         """
-        if not (self._lanes or self._crowded or self._waiting):
-            self._lanes += 1
-            try:
-                return await self._alone(fence, columns)
-            finally:
-                self._lanes -= 1
-                self._crowded = len(self._waiting) > 1
-                self._start()
         loop = asyncio.get_running_loop()
-        size = sum(map(len, columns[_BODIES])) + sum(len(raw or b"") for raw in columns[_RAWS])
-        waiting = _Step(fence, columns, size, loop.create_future())
+        size = sum(map(len, columns[_BODIES])) + sum(map(len, filter(None, columns[_RAWS])))
+        waiting = _Step(fence, columns, size, Landing(loop=loop))
         self._waiting.append(waiting)
         if self._may_start:
             if not self._starting:
@@ -97,7 +82,7 @@ class SharedCommits:
                 loop.call_soon(self._start)
         elif self._patience is None:
             self._patience = loop.call_later(PATIENCE_S, self._impatient)
-        return await waiting.done
+        return await waiting.done.seen()
 
     @property
     def _may_start(self) -> bool:
@@ -129,8 +114,7 @@ class SharedCommits:
     async def _lane(self, batch: "list[_Step]") -> None:
         try:
             while batch:
-                self._crowded = len(batch) > 1
-                await self._commit(batch)
+                await (self._commit(batch) if len(batch) > 1 else self._alone(batch[0]))
                 batch = self._take(MOST_ROWS)
         finally:
             self._lanes -= 1
@@ -145,11 +129,11 @@ class SharedCommits:
             size += waiting.size
         batch, self._waiting = self._waiting[:taken], self._waiting[taken:]
         # A waiter that was cancelled gives its claim back itself; what it wanted to say is not said for it.
-        return [waiting for waiting in batch if not waiting.done.cancelled()]
+        return [waiting for waiting in batch if not waiting.done.done()]
 
     async def _commit(self, batch: "list[_Step]") -> None:
         try:
-            rows = await self._fetch(sql.step_runs.text, *_together(batch), self._now())
+            rows = await self._lending.fetch(sql.step_runs.text, *_together(batch), self._now())
         except Exception as error:  # noqa: BLE001  whoever waits gets it, or is tried alone
             if not isinstance(translated(error), InvariantBroken):
                 # Whether it took place is not known: each holder reads again before it acts.
@@ -157,64 +141,24 @@ class SharedCommits:
                     _fail(waiting, error)
                 return
             rows = []  # PostgreSQL refused a row and wrote none: tried alone, only the bad one fails
-        moved = {str(row["claim_token"]): row["news"] for row in rows}
-        for waiting in batch:
-            news = moved.get(waiting.fence.claim_token)
+        moved: dict[int, int] = dict(rows)
+        for place, waiting in enumerate(batch):
+            news = moved.get(place)
             if news is None:
-                self._spawn(self._retry(waiting))
+                self._spawn(self._alone(waiting))
             elif not waiting.done.done():
                 waiting.done.set_result(news)
 
-    async def _retry(self, waiting: "_Step") -> None:
+    async def _alone(self, waiting: "_Step") -> None:
+        fence = waiting.fence
+        arguments = (fence.run_id, fence.claim_token, *waiting.columns, None, False, self._now())
         try:
-            news = await self._pool.fetchval(sql.step_run.text, *self._arguments(waiting.fence, waiting.columns))
+            news = await self._lending.fetchval(sql.step_run.text, *arguments)
         except Exception as error:  # noqa: BLE001  each step gets its own error, whatever it is
             _fail(waiting, error)
         else:
             if not waiting.done.done():
                 waiting.done.set_result(news)
-
-    async def _alone(self, fence: Fence, columns: tuple[Any, ...]) -> int | None:
-        rows = await self._fetch(sql.step_run.text, *self._arguments(fence, columns))
-        return rows[0]["news"] if rows else None
-
-    def _arguments(self, fence: Fence, columns: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (fence.run_id, fence.claim_token, *columns, None, False, self._now())
-
-    # -- connections ------------------------------------------------------------------------------------------
-
-    async def _fetch(self, text: str, *arguments: Any) -> Any:
-        """Run a statement on a connection that is kept for the next one."""
-        connection = self._idle.pop() if self._idle else None
-        if connection is not None and connection.is_closed():
-            await self._pool.release(connection)
-            connection = None
-        if connection is None:
-            connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT_S)
-        try:
-            rows = await connection.fetch(text, *arguments)
-        except BaseException:
-            await self._pool.release(connection)
-            raise
-        if self._pool.get_max_size() < SPARE_FROM:
-            await self._pool.release(connection)
-            return rows
-        self._idle.append(connection)
-        self._used = True
-        if self._linger is None:
-            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._let_go)
-        return rows
-
-    def _let_go(self) -> None:
-        """Give kept connections back once nothing was committed for a while."""
-        self._linger = None
-        if self._used:
-            self._used = False
-            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._let_go)
-            return
-        kept, self._idle = self._idle, []
-        for connection in kept:
-            self._spawn(self._pool.release(connection))
 
 
 def _fail(waiting: _Step, error: Exception) -> None:
@@ -223,19 +167,21 @@ def _fail(waiting: _Step, error: Exception) -> None:
 
 
 def _together(batch: list[_Step]) -> list[list[Any]]:
-    """Return the arguments of step_runs but the last: a column a field, a row a run; then messages, trace, mail."""
-    tokens = [waiting.fence.claim_token for waiting in batch]
+    """Return the arguments of step_runs but the last: a column a field, a row a run; then messages, trace, mail.
+
+    A message and a trace line name their run by its place in the batch.
+    """
     columns = [waiting.columns for waiting in batch]
 
     def flat(position: int) -> list[Any]:
-        return [value for run in columns for value in run[position]]
+        return list(chain.from_iterable([run[position] for run in columns]))
 
-    def owners(position: int) -> list[str]:
-        return [token for token, run in zip(tokens, columns, strict=True) for _ in run[position]]
+    def owners(position: int) -> list[int]:
+        return [place for place, run in enumerate(columns) for _ in run[position]]
 
     return [
         [waiting.fence.run_id for waiting in batch],
-        tokens,
+        [waiting.fence.claim_token for waiting in batch],
         [run[_FIRST_SEQ] for run in columns],
         [len(run[_SEQS]) for run in columns],
         *([run[position] for run in columns] for position in _AMOUNTS),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import asyncpg
 
 from core.errors import AtlasError, InvariantBroken, StoreUnavailable
+from storage.lending import ACQUIRE_TIMEOUT_S, lending_of
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 # A statement that takes longer hangs on a dead network or a lock that nobody will release; both are worth an error.
 STATEMENT_TIMEOUT_S = 15.0
-ACQUIRE_TIMEOUT_S = 10.0
 
 # SQLSTATE classes in which the same call may succeed later.
 # Source: PostgreSQL, appendix A: 08 connection, 40 rollback (deadlock), 53 resources, 55 not in a state, 57 operator
@@ -112,7 +112,7 @@ class Database:
     """A pool with the clock of a test. *hints*: NOTIFY may be used (not behind a transaction pooler)."""
 
     def __init__(self, pool: "Pool", now: Callable[[], datetime] | None, *, hints: bool) -> None:
-        self.pool = pool
+        self.lending = lending_of(pool)
         self.hints = hints
         self._now = now
 
@@ -124,12 +124,12 @@ class Database:
     async def connection(self) -> AsyncIterator["Connection"]:
         """Lend a connection; each statement is its own transaction."""
         with mapped_errors():
-            async with self.pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection:
+            async with self.lending.connection() as connection:
                 yield connection
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator["Connection"]:
         """Lend a connection inside a transaction (read committed: a statement after a lock sees the latest rows)."""
         with mapped_errors():
-            async with self.pool.acquire(timeout=ACQUIRE_TIMEOUT_S) as connection, connection.transaction():
+            async with self.lending.connection() as connection, connection.transaction():
                 yield connection

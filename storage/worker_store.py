@@ -117,7 +117,7 @@ class PgWorkerStore:
             self._database.now(),
         )
         with mapped_errors():
-            news = await self._database.pool.fetchval(sql.intend_action.text, *arguments)
+            news = await self._database.lending.fetchval(sql.intend_action.text, *arguments)
         if news is None:
             async with self._database.connection() as connection:
                 raise await _conflict(connection, fence, batch, stoppable=True) or _impossible(fence)

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from storage.embedded import start_embedded
+from storage.lending import lending_of
 from storage.migrate import migrate
 from tests.integration.pgbouncer import MISSING, found, pgbouncer, spread, through
 
@@ -33,12 +34,12 @@ POOLED = os.environ.get("ATLAS_PG_POOLER") == "transaction"
 STATEMENTS_KEPT = 0 if POOLED else 100
 
 
-# ---- the world is out of reach -------------------------------------------------------------------------------------
 # A busy machine is slow: no example fails for the time that it took.
 settings.register_profile("atlas", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("atlas")
 
 
+# ---- the world is out of reach -------------------------------------------------------------------------------------
 
 
 def _is_local(host: object) -> bool:
@@ -188,6 +189,7 @@ async def pool(database: str) -> "AsyncIterator[asyncpg.Pool[asyncpg.Record]]":
     """A pool of connections to this test's own database."""
     async with asyncpg.create_pool(database, min_size=1, max_size=10, statement_cache_size=STATEMENTS_KEPT) as opened:
         yield opened
+        await lending_of(opened).let_go()  # else closing the pool waits for what is kept in hand
 
 
 @pytest.fixture

@@ -1,13 +1,14 @@
--- name: step_runs(run_ids, claim_tokens, first_seqs, counts, steps, tool_calls, spends_usd, dearest_usd, elapsed_ms, doings, charges_crash, scopes, message_tokens, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_tokens, trace_kinds, trace_bodies, trace_ms, trace_spends_usd, mail, now)
+-- name: step_runs(run_ids, claim_tokens, first_seqs, counts, steps, tool_calls, spends_micro, dearest_micro, elapsed_ms, doings, charges_crash, scopes, message_runs, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_runs, trace_kinds, trace_bodies, trace_ms, trace_spends_micro, mail, now)
 -- running -> running for several runs in one commit: step_run, once for each. Every run has its own fence; a run whose
 -- fence does not hold, or whose row somebody has locked just now, has no row in the answer and nothing written (the
 -- caller then tries it alone). Rows are locked in the order of their ids, so two such statements never wait on each
 -- other in a ring.
 with wanted as (
     select * from unnest($1::text[], $2::uuid[], $3::integer[], $4::integer[], $5::integer[], $6::integer[],
-                         $7::numeric[], $8::numeric[], $9::bigint[], $10::text[], $11::boolean[], $12::text[])
-        as w (id, claim_token, first_seq, count, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing,
-              charges_crash, scope)
+                         $7::bigint[], $8::bigint[], $9::bigint[], $10::text[], $11::boolean[], $12::text[])
+        with ordinality
+        as w (id, claim_token, first_seq, count, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing,
+              charges_crash, scope, place)
 ), held as (
     select r.id
     from wanted w join runs r on r.id = w.id
@@ -18,8 +19,8 @@ with wanted as (
     update runs r set
         step = r.step + w.steps,
         tool_calls = r.tool_calls + w.tool_calls,
-        spend_usd = r.spend_usd + w.spend_usd,
-        dearest_call_usd = greatest(r.dearest_call_usd, w.dearest_usd),
+        spend_usd = r.spend_usd + w.spend_micro * 0.000001,
+        dearest_call_usd = greatest(r.dearest_call_usd, w.dearest_micro * 0.000001),
         elapsed_ms = r.elapsed_ms + w.elapsed_ms,
         doing = coalesce(w.doing, r.doing),
         charge_due = r.charge_due and not w.charges_crash,
@@ -30,22 +31,22 @@ with wanted as (
     from held, wanted w
     where r.id = held.id and w.id = r.id and w.claim_token = r.claim_token and r.state = 'running'
       and r.next_seq = coalesce(w.first_seq, r.next_seq)
-    returning r.id, r.news, r.claim_token
+    returning r.id, r.news, w.place::integer - 1 as place
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
     select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now())
-    from unnest($13::uuid[], $14::integer[], $15::text[], $16::text[], $17::bytea[], $18::integer[], $19::integer[])
-             as m (claim_token, seq, role, body, raw, answers_seq, answers_position)
-    join moved on moved.claim_token = m.claim_token
+    from unnest($13::integer[], $14::integer[], $15::text[], $16::text[], $17::bytea[], $18::integer[], $19::integer[])
+             as m (place, seq, role, body, raw, answers_seq, answers_position)
+    join moved on moved.place = m.place
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($26::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
-    from unnest($20::uuid[], $21::text[], $22::text[], $23::integer[], $24::numeric[])
-             as t (claim_token, kind, body, ms, spend_usd)
-    join moved on moved.claim_token = t.claim_token
+    select moved.id, coalesce($26::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    from unnest($20::integer[], $21::text[], $22::text[], $23::integer[], $24::bigint[])
+             as t (place, kind, body, ms, spend_micro)
+    join moved on moved.place = t.place
 ), mailed as (
     update inbox set handled_at = coalesce($26::timestamptz, now())
     from moved
     where inbox.id = any($25::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 )
-select claim_token, news from moved;
+select place, news from moved;

@@ -59,7 +59,7 @@ update runs set claim_token = null, claimed_by = null, claimable_at = coalesce($
 where id = $1 and claim_token = $2 and state = 'running'
 returning id;
 
--- name: step_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, seen_news, unless_stopped, now)
+-- name: step_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, seen_news, unless_stopped, now)
 -- running -> running: what one commit of the claim's holder adds, and the fence of every longer transaction. Guards:
 -- the claim, the next seq ($3, null without messages), nothing new ($23) and no stop asked ($24), where they matter.
 -- No row: one of these does not hold, and nothing was written.
@@ -67,8 +67,8 @@ with moved as (
     update runs set
         step = step + $15,
         tool_calls = tool_calls + $16,
-        spend_usd = spend_usd + $17,
-        dearest_call_usd = greatest(dearest_call_usd, $18),
+        spend_usd = spend_usd + $17::bigint * 0.000001,
+        dearest_call_usd = greatest(dearest_call_usd, $18::bigint * 0.000001),
         elapsed_ms = elapsed_ms + $19,
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
@@ -88,8 +88,8 @@ with moved as (
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
-    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::numeric[]) as t (kind, body, ms, spend_usd)
+    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::bigint[]) as t (kind, body, ms, spend_micro)
 ), mailed as (
     update inbox set handled_at = coalesce($25::timestamptz, now())
     from moved
@@ -97,7 +97,7 @@ with moved as (
 )
 select news from moved;
 
--- name: answer_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, seen_news, content, now)
+-- name: answer_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, seen_news, content, now)
 -- running -> answered, with the last batch, the answer owed, and what every ending does to the rows that hang on the
 -- run (see close_run_rows). Guards: the claim, the next seq, nothing new ($23), no stop asked, no mail left but that of
 -- this batch. No row: one of these does not hold, and nothing was written.
@@ -106,8 +106,8 @@ with moved as (
         state = 'answered', claim_token = null, claimed_by = null, ended_at = coalesce($25::timestamptz, now()),
         step = step + $15,
         tool_calls = tool_calls + $16,
-        spend_usd = spend_usd + $17,
-        dearest_call_usd = greatest(dearest_call_usd, $18),
+        spend_usd = spend_usd + $17::bigint * 0.000001,
+        dearest_call_usd = greatest(dearest_call_usd, $18::bigint * 0.000001),
         elapsed_ms = elapsed_ms + $19,
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
@@ -129,9 +129,9 @@ with moved as (
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
+    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
     from moved, unnest($10::text[] || 'answered'::text, $11::text[] || '{}'::text, $12::integer[] || null::integer,
-                       $13::numeric[] || null::numeric) as t (kind, body, ms, spend_usd)
+                       $13::bigint[] || null::bigint) as t (kind, body, ms, spend_micro)
 ), mailed as (
     update inbox set handled_at = coalesce($25::timestamptz, now())
     from moved
@@ -161,15 +161,15 @@ with moved as (
 )
 select id from moved;
 
--- name: intend_action(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version, arguments, timeout_s, suspension_id, now)
+-- name: intend_action(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version, arguments, timeout_s, suspension_id, now)
 -- running -> running: a batch, and a write about to begin: a new row, or the same one set back to intended with the
 -- same key. Guards: the claim, the next seq, no stop asked, never an action that succeeded. No row: see step_run.
 with moved as (
     update runs set
         step = step + $15,
         tool_calls = tool_calls + $16,
-        spend_usd = spend_usd + $17,
-        dearest_call_usd = greatest(dearest_call_usd, $18),
+        spend_usd = spend_usd + $17::bigint * 0.000001,
+        dearest_call_usd = greatest(dearest_call_usd, $18::bigint * 0.000001),
         elapsed_ms = elapsed_ms + $19,
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
@@ -191,8 +191,8 @@ with moved as (
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
-    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::numeric[]) as t (kind, body, ms, spend_usd)
+    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::bigint[]) as t (kind, body, ms, spend_micro)
 ), mailed as (
     update inbox set handled_at = coalesce($32::timestamptz, now())
     from moved
@@ -208,7 +208,7 @@ with moved as (
 )
 select news from moved;
 
--- name: conclude_calls(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_usd, mail, steps, tool_calls, spend_usd, dearest_usd, elapsed_ms, doing, charges_crash, scope, outcome_seqs, outcome_positions, outcome_digests, outcome_states, outcome_results, settled_ids, settled_kinds, settled_texts, replies, now)
+-- name: conclude_calls(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, outcome_seqs, outcome_positions, outcome_digests, outcome_states, outcome_results, settled_ids, settled_kinds, settled_texts, replies, now)
 -- running -> running: a batch, how actions ended, what cards say about it. A reply is a notice in the thread that
 -- mentions the owner, once per suspension and kind. Guards: the claim, the next seq, and every named action is
 -- intended or unknown. No row: one of these does not hold, and nothing was written.
@@ -216,8 +216,8 @@ with moved as (
     update runs set
         step = step + $15,
         tool_calls = tool_calls + $16,
-        spend_usd = spend_usd + $17,
-        dearest_call_usd = greatest(dearest_call_usd, $18),
+        spend_usd = spend_usd + $17::bigint * 0.000001,
+        dearest_call_usd = greatest(dearest_call_usd, $18::bigint * 0.000001),
         elapsed_ms = elapsed_ms + $19,
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
@@ -241,8 +241,8 @@ with moved as (
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_usd
-    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::numeric[]) as t (kind, body, ms, spend_usd)
+    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    from moved, unnest($10::text[], $11::text[], $12::integer[], $13::bigint[]) as t (kind, body, ms, spend_micro)
 ), mailed as (
     update inbox set handled_at = coalesce($32::timestamptz, now())
     from moved

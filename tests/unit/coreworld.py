@@ -30,6 +30,7 @@ from core import (
 from core.approvals import Person, arguments_digest, digest_of, idempotency_key
 from core.conversation import CallKey, Message, ModelReply, StoredMessage, ToolCall, ToolSpec
 from core.errors import ClaimLost, InvariantBroken, NewsArrived
+from core.landing import Landing
 from core.loop import Loop
 from core.ports import Batch, Claimed, Closing, Fence, NewAction, NewSuspension, Outcome, Settlement
 from core.run import (
@@ -49,9 +50,9 @@ EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 LIFETIME = timedelta(minutes=30)
 OWNER = User(team_id="T1", user_id="U1", name="Ada")
 FENCE = Fence("k7d2m9qa", "claim-1")
-
 # Only a failing test waits this long; a busy machine is slow.
 PATIENCE_S = 60.0
+
 
 def a_run(**changes: Any) -> Run:
     """Return a running, claimed run with Limits' own defaults."""
@@ -381,9 +382,22 @@ class MemoryStore:
             await self.after(name)
 
     async def step(self, fence: Fence, batch: Batch) -> int:
-        """Append."""
-        await self._move("step", fence, batch, lambda: None)
-        return self.view.run.news
+        """Append, seen through as the port says."""
+        landing: Landing[int] = Landing()
+
+        async def move() -> None:
+            try:
+                await self._move("step", fence, batch, lambda: None)
+            except Exception as error:  # noqa: BLE001  whoever waits gets it
+                landing.set_exception(error)
+            else:
+                landing.set_result(self.view.run.news)
+
+        moving = asyncio.create_task(move())
+        try:
+            return await landing.seen()
+        finally:
+            moving.cancel()
 
     async def answer(self, fence: Fence, batch: Batch, seen_news: int, text: str) -> None:
         """End."""
