@@ -19,7 +19,7 @@ from bot.demo.children import CannotStart
 from bot.demo.panel import Panel
 from bot.demo.stage import Stage, records_of, stage
 from bot.demo.workspace import RITA, SALES_DESK
-from bot.settings import DESK, Settings, read_settings
+from bot.settings import Settings, read_settings
 from core.errors import Misconfigured
 
 INVITATION = """
@@ -37,7 +37,7 @@ DESK_THEN = """Approve it in the thread. Or open “The world” first: put the 
            on credit hold, change the discount, kill Atlas, let it expire."""
 OWN_ASK = "and what your agent is for"
 OWN_THEN = """Decide on its cards in the thread. Or open “The world” first: kill Atlas,
-           let a card expire. What concerns the CRM is for the sales desk only."""
+           let a card expire, lose an answer of Slack's."""
 
 
 async def show_page(options: argparse.Namespace) -> int:
@@ -46,7 +46,7 @@ async def show_page(options: argparse.Namespace) -> int:
 
     async def serve(opened: Stage) -> int:
         opened.own_agent = True
-        own = settings.agent != DESK
+        own = opened.without_crm
         began = time.monotonic()
         async with _curtain_up(opened, settings, options.port, lambda: _invite(opened, options, own=own)):
             _say(f"  Ready: Atlas is connected ({time.monotonic() - began:.0f} s).")

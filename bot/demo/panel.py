@@ -99,7 +99,8 @@ class Panel:
 
     def watch(self) -> None:
         """Begin to note what the CRM does."""
-        self._watching = asyncio.create_task(self._watch_effects())
+        if not self.stage.without_crm:
+            self._watching = asyncio.create_task(self._watch_effects())
 
     async def stop(self) -> None:
         """Stop listening and watching."""
@@ -125,7 +126,10 @@ class Panel:
 
     async def state(self) -> Json:
         """Return groups of controls and the log, as the page draws them."""
-        groups = [await self._waiting_controls(), *await self._world_controls(), self._atlas_controls()]
+        groups = [await self._waiting_controls()]
+        if not self.stage.without_crm:
+            groups += await self._world_controls()
+        groups.append(self._atlas_controls())
         groups.append(_group("Slack", *self._slack_controls()))
         return {
             "groups": [group for group in groups if group["controls"]],
@@ -171,16 +175,18 @@ class Panel:
         alive = [part for part in (first, second) if part.up]
         state = " and ".join(f"process {part.child.pid}" for part in alive if part.child) or "not running"
         armed = self._armed is not None and not self._armed.done()
+        after_commit = _button(
+            "kill_after_commit",
+            "Armed: dies after the next send" if armed else "Kill it after the next send",
+            "Before it can store that it was sent. It still goes out once.",
+            danger=True,
+            disabled=armed or not alive,
+        )
         return _group(
             "Atlas",
             _button("kill", "Kill it now (SIGKILL)", f"Now: {state}.", danger=True, disabled=not alive),
-            _button(
-                "kill_after_commit",
-                "Armed: dies after the next send" if armed else "Kill it after the next send",
-                "Before it can store that it was sent. It still goes out once.",
-                danger=True,
-                disabled=armed or not alive,
-            ),
+            # It is the CRM's next send; another agent's writes go elsewhere.
+            *(() if self.stage.without_crm else (after_commit,)),
             _button("deploy", "Deploy a new one (SIGTERM)", disabled=not first.up),
             _button("start", "Start it now", disabled=first.up),
             _toggle("returns", f"It comes back by itself after {first.comeback_s:g} s", first.returns),

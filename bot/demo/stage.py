@@ -22,7 +22,7 @@ import aiohttp
 from bot.demo.children import READY_S, CannotStart, Child, Leash, Part
 from bot.demo.records import Records, fresh_records
 from bot.opening import manifest_text
-from bot.settings import Settings
+from bot.settings import DESK, Settings
 
 ALERTS, OPERATOR = "C0ATLASOPS1", "U0OSKAR0001"
 _OURS = ("ATLAS_", "SLACK_", "DATABASE_URL")
@@ -38,6 +38,7 @@ class Stage:
     Attributes:
         log: (seconds since the epoch, sentence) of everything that happened, oldest first.
         own_agent: serve the agent and the model that the environment names, instead of the sales desk.
+        without_crm: the agent that is served is not the sales desk, so nothing of the CRM concerns it.
         keep_logs: leave the programs' logs in ``place`` at the end.
         first, second: the two processes of Atlas; the second is off until it is wanted.
     """
@@ -59,6 +60,11 @@ class Stage:
         self.workspace = Part("The workspace", self._spawn_workspace, self.note, 1.0)
         self.first = Part("Atlas", lambda: self._spawn_atlas("atlas"), self.note, 4.0)
         self.second = Part("The second Atlas", lambda: self._spawn_atlas("atlas-2"), self.note, 4.0)
+
+    @property
+    def without_crm(self) -> bool:
+        """Whether another agent than the sales desk is served."""
+        return self.own_agent and self._settings.agent != DESK
 
     @property
     def url(self) -> str:
