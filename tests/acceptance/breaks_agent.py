@@ -77,7 +77,7 @@ class Read(Tool[How]):
 
     name = "read"
     description = "A tool that breaks."
-    timeout_s = 1.0
+    timeout_s = 3.0
 
     async def execute(self, args: How, ctx: ToolContext) -> JsonValue:
         """Break."""

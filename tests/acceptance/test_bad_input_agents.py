@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance.stack import Stack, words
-from tests.acceptance.workshop import Execute, Json, Workshop, call, results, say, script
+from tests.acceptance.workshop import HANGING_S, Execute, Json, Workshop, call, results, say, script
 
 
 def behaving(workshop: Workshop, how: str) -> Execute:
@@ -43,6 +43,8 @@ async def test_a_read_that_misbehaves_is_an_error_result(shop: Stack, how: str, 
     """Whatever a read does, the model gets an error result with the reason, and the run goes on to its answer."""
     shop.workshop.execute["look"] = behaving(shop.workshop, how)
     shop.workshop.think = script(call(("look", {"what": "it"})), say("I could not look."))
+    if how == "hang":
+        shop.workshop.give_up_after(HANGING_S)
     await shop.serve()
     thread = await shop.ask("@Atlas look")
     await shop.until(thread, "answered")
@@ -57,6 +59,8 @@ async def test_a_write_without_an_answer_is_looked_up_not_repeated(shop: Stack, 
     """A write that happened and then raised or hung is reconciled: its result is found, it is asked for once only."""
     shop.workshop.execute["note"] = behaving(shop.workshop, how)
     shop.workshop.think = script(call(("note", {"what": "it"})), say("Noted."))
+    if how == "done_and_hang":
+        shop.workshop.give_up_after(HANGING_S)
     await shop.serve()
     thread = await shop.ask("@Atlas note it")
     run = await shop.until(thread, "answered")

@@ -55,7 +55,7 @@ def refusal(directory: Path, **settings: str) -> list[str]:
         env={**{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     return problems(ended.returncode, ended.stdout + ended.stderr)
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.acceptance.stack import DRAFT_ROUTE, QUOTE, SEND_ROUTE, Stack, has_button, words
 from tests.acceptance.waiting import wait_until
-from tests.acceptance.workshop import Json, call, say, script
+from tests.acceptance.workshop import HANGING_S, Json, call, say, script
 
 
 async def test_a_crash_mid_write_does_not_repeat_the_write(stack: Stack) -> None:
@@ -187,6 +187,7 @@ async def test_a_deploy_during_a_write_lets_it_end(shop: Stack) -> None:
 async def test_a_deploy_during_a_write_that_does_not_end_is_reconciled(shop: Stack) -> None:
     """SIGTERM while a write hangs after it took place: it is marked unknown, and the next process finds it done."""
     shop.workshop.execute["note"] = shop.workshop.do_and_hang
+    shop.workshop.give_up_after(HANGING_S)
     shop.workshop.think = script(call(("note", {"what": "it"})), say("Noted."))
     old = await shop.serve()
     thread = await shop.ask("@Atlas note it")
@@ -201,6 +202,7 @@ async def test_a_deploy_during_a_write_that_does_not_end_is_reconciled(shop: Sta
 async def test_a_write_that_never_arrived_is_done_once_after_the_crash(shop: Stack) -> None:
     """Intended, never executed, process dead: believed only when it cannot be on its way any more, then done once."""
     shop.workshop.execute["note"] = shop.workshop.hang
+    shop.workshop.give_up_after(HANGING_S)
     shop.workshop.think = script(call(("note", {"what": "it"})), say("Noted."))
     dying = await shop.serve()
     thread = await shop.ask("@Atlas note it")
@@ -211,10 +213,10 @@ async def test_a_write_that_never_arrived_is_done_once_after_the_crash(shop: Sta
     await shop.until(thread, "answered")
     assert [effect.requests for effect in shop.workshop.effects()] == [1]
     waited = await shop.value(
-        "select extract(epoch from max(a.intended_at) - min(t.at)) >= 6 from actions a join trace t using (run_id)"
+        "select extract(epoch from max(a.intended_at) - min(t.at)) >= 8 from actions a join trace t using (run_id)"
         " where t.kind = 'started'"
     )
-    assert waited is True, "its own timeout (1 s) and 5 s more had passed"
+    assert waited is True, "its own timeout (3 s) and 5 s more had passed"
 
 
 @pytest.mark.parametrize("answer", ["happened", "did_not_happen"])
@@ -276,7 +278,7 @@ async def test_a_run_that_kills_its_processes_fails_with_one_alert_and_its_neigh
     shop.workshop.released.set()
     run = None
     for _ in range(4):
-        done = asyncio.create_task(shop.until(poison, "failed", within=150))
+        done = asyncio.create_task(shop.until(poison, "failed"))
         gone = asyncio.create_task(shop.bots[-1].ended(within=150))
         await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
         if done.done():

@@ -36,7 +36,8 @@ async def test_a_message_waits_while_an_outcome_is_asked_for(shop: Stack) -> Non
 
 async def test_an_unanswered_outcome_halts_and_a_continue_asks_again(shop: Stack) -> None:
     """Nobody answers: halted (outcome_unknown) with an alert, nothing repeated; a continue asks again."""
-    thread, question = await _asked(shop, ATLAS_SUSPENSION_TTL_S="2", ATLAS_EXPIRE_EVERY_S="0.3")
+    thread, question = await _asked(shop, ATLAS_EXPIRE_EVERY_S="0.3")
+    await shop.let_expire(question)
     run = await shop.until(thread, "outcome_unknown")
     assert "still unknown whether it happened" in await shop.shows(question, "Expired")
     states = await shop.rows("select state from actions")
@@ -55,7 +56,8 @@ async def test_an_unanswered_outcome_halts_and_a_continue_asks_again(shop: Stack
 
 async def test_a_follow_up_after_an_unknown_outcome_is_told_not_to_repeat_it(shop: Stack) -> None:
     """A new message after such a halt starts a follow-up whose conversation says: outcome unknown, do not repeat it."""
-    thread, _ = await _asked(shop, ATLAS_SUSPENSION_TTL_S="2", ATLAS_EXPIRE_EVERY_S="0.3")
+    thread, question = await _asked(shop, ATLAS_EXPIRE_EVERY_S="0.3")
+    await shop.let_expire(question)
     await shop.until(thread, "outcome_unknown")
     shop.workshop.think = script(say("I cannot tell whether the rent was paid."))
     await shop.reply(thread, "@Atlas was it paid?")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 T = TypeVar("T")
 POLL_S = 0.03
 # Generous, since it is only a deadline: a busy machine is slow, and only a failing test waits this long.
-PATIENCE_S = 45.0
+PATIENCE_S = 150.0
 
 
 @overload

@@ -19,6 +19,9 @@ Json = dict[str, Any]
 Think = Callable[[list[Json]], Json | Awaitable[Json]]
 Execute = Callable[[Json], Awaitable[Json]]
 AGENT = Path(__file__).with_name("workshop_agent.py")
+# Of the tools: long, since a busy machine is slow, and a call given up is another story; then what hangs is given up
+# soon enough to be waited for.
+TIMEOUT_S, HANGING_S = 30.0, 3.0
 
 
 def say(text: str, spend: str = "0.01") -> Json:
@@ -76,6 +79,7 @@ class Workshop:
     executions: list[Json] = field(default_factory=list)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     _runner: web.AppRunner | None = None
+    _directory: Path = Path()
 
     async def start(self, directory: Path, limits: Json) -> None:
         """Listen, and put the agent's module into *directory*."""
@@ -88,6 +92,12 @@ class Workshop:
         shutil.copy(AGENT, directory / AGENT.name)
         (directory / "workshop.url").write_text(f"http://127.0.0.1:{self._runner.addresses[0][1]}")
         (directory / "workshop.limits").write_text(json.dumps(limits))
+        self._directory = directory
+        self.give_up_after(TIMEOUT_S)
+
+    def give_up_after(self, seconds: float) -> None:
+        """Let the tools of bots that start from now on give their calls up after so long."""
+        (self._directory / "workshop.timeout").write_text(str(seconds))
 
     async def stop(self) -> None:
         """Let go of everything that hangs and stop listening."""

@@ -34,6 +34,7 @@ from core import (
 )
 
 URL = Path(__file__).with_name("workshop.url").read_text(encoding="utf-8").strip()
+TIMEOUT_S = float(Path(__file__).with_name("workshop.timeout").read_text(encoding="utf-8"))
 LIMITS = Limits.model_validate_json(Path(__file__).with_name("workshop.limits").read_text(encoding="utf-8"))
 
 
@@ -60,7 +61,7 @@ class Work(BaseModel):
 
 class _Workshop(Tool[Work]):
     description = "A tool of the tests."
-    timeout_s = 1.0
+    timeout_s = TIMEOUT_S
 
     def permitted(self, args: Work, scope: Scope) -> bool:
         return self.name in scope.permissions or "everything" in scope.permissions

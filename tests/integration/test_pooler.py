@@ -103,7 +103,7 @@ async def test_whole_processes_work_behind_a_transaction_pooler(database: str, p
 
 
 async def _story(shop: Stack, dsn: str) -> None:
-    settings = {"DATABASE_URL": dsn, "ATLAS_PG_POOLER": "transaction", "ATLAS_LEASE_S": "4"}
+    settings = {"DATABASE_URL": dsn, "ATLAS_PG_POOLER": "transaction", "ATLAS_LEASE_S": "10"}
     bots = [await shop.serve(**settings), await shop.serve(**settings)]
     thread = await shop.ask("@Atlas pay the rent")
     card = await shop.card(thread)

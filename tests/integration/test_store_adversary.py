@@ -123,19 +123,28 @@ async def test_a_database_without_a_connection_left_acks_nothing_and_heals(tmp_p
 
 
 async def _take_all(cluster: Cluster) -> "list[asyncpg.Connection[asyncpg.Record]]":
-    """Take every connection there is for anybody who is no administrator, those of the bots included."""
+    """Take every connection there is for anybody who is no administrator, those of the bots included.
+
+    Nothing but the number says that they are all taken: a refusal may count an administrator who is just leaving.
+    """
+    counted = await cluster.value(
+        "select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+        " - coalesce(current_setting('reserved_connections', true), '0')::int"
+    )
     hogs: list[asyncpg.Connection[asyncpg.Record]] = []
-    quiet = 0
-    while quiet < 3:
+
+    async def all_taken() -> bool:
+        with suppress(asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError):
+            while len(hogs) < int(str(counted)):
+                dsn = _of_the_bots(cluster)
+                hogs.append(await asyncpg.connect(dsn, server_settings={"application_name": "hog"}))
+            return True
         await cluster.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'bot' and application_name <> 'hog'"
         )
-        before = len(hogs)
-        with suppress(asyncpg.TooManyConnectionsError, asyncpg.CannotConnectNowError):
-            while True:
-                dsn = _of_the_bots(cluster)
-                hogs.append(await asyncpg.connect(dsn, server_settings={"application_name": "hog"}))
-        quiet = quiet + 1 if len(hogs) == before else 0
+        return False
+
+    await wait_until(all_taken, f"all {counted} connections are taken")
     return hogs
 
 

@@ -178,6 +178,10 @@ async def test_calls_over_the_limit_are_refused_and_the_run_halts_before_the_nex
 # ---- tools that misbehave --------------------------------------------------------------------------------------------
 
 
+# Until what hangs is given up; long enough for what answers, on a busy machine too.
+HANGING_S = 1.0
+
+
 async def forever(ctx: Any) -> None:
     await asyncio.Event().wait()
 
@@ -190,7 +194,7 @@ async def forever(ctx: Any) -> None:
 async def test_a_read_that_breaks_is_an_error_result(execute: Any) -> None:
     """Whatever a read does, the model is told and goes on; the process and its other runs are not touched."""
     made = world(says("", call("look")), says("Sorry."), look=Deed(execute=execute))
-    made.agent.tools[1].timeout_s = 0.01
+    made.agent.tools[1].timeout_s = HANGING_S
     await made.go()
     assert made.run.state is RunState.ANSWERED
     assert errors(made) == ["tool_failed"]
@@ -204,7 +208,7 @@ async def test_a_read_that_breaks_is_an_error_result(execute: Any) -> None:
 async def test_a_write_that_breaks_is_reconciled_never_repeated(execute: Any) -> None:
     """Anything but ToolFailed from a write is an unknown outcome: the target is asked what happened."""
     deed = Deed(execute=execute, reconcile=Happened(result={"number": "Q-1"}))
-    made = world(says("", call()), says("Done."), deed=deed, timeout_s=0.01)
+    made = world(says("", call()), says("Done."), deed=deed, timeout_s=HANGING_S)
     await made.go()
     assert made.deed.effects == 1
     assert made.results() == ['{"number": "Q-1"}']
