@@ -7,8 +7,10 @@ told what it may do; so a ``Gate`` lets one through at a time.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar, TypeVar
 
@@ -47,6 +49,16 @@ class Killed(BaseException):
     """The process of whoever gets this is dead."""
 
 
+@contextmanager
+def noted(wrong: list[str]) -> Iterator[None]:
+    """Note what is found wrong inside: a loop takes every error of what it calls for a defect that it can live with."""
+    try:
+        yield
+    except AssertionError as error:
+        wrong.append(str(error))
+        raise
+
+
 # ---- one worker, one call at a time ----------------------------------------------------------------------------------
 
 
@@ -59,8 +71,13 @@ class Gate:
     working: bool = False
     _told: "asyncio.Future[str] | None" = None
 
-    async def pass_by(self, name: str, work: Callable[[], Awaitable[T]], lost: Exception) -> T:
-        """Wait to be told; then do *work*, or fall over as told. *lost*: what an answer that never came looks like."""
+    async def pass_by(
+        self, name: str, work: Callable[[], Awaitable[T]], lost: Exception, late: Callable[[], None] | None = None
+    ) -> T:
+        """Wait to be told; then do *work*, or fall over as told.
+
+        *lost*: what an answer that never came looks like. *late*: sends a request that takes effect some time later.
+        """
         if self.dead:
             raise Killed
         assert self.at is None, f"{name} while {self.at} waits"
@@ -68,7 +85,9 @@ class Gate:
         self._told = asyncio.get_running_loop().create_future()
         told = await self._told
         try:
-            if told == "unreachable":
+            if told == "late" and late is not None:
+                late()
+            if told in ("unreachable", "late"):
                 raise lost
             if told == "die before":
                 self.dead = True
@@ -164,12 +183,25 @@ class Words:
 
 @dataclass
 class Target:
-    """What was done, by key, and what the world is like. *keyless*: a request that honours no key was done twice."""
+    """What was done, by key, and what the world is like. *now*: the time of all of them."""
 
+    now: Callable[[], datetime]
     done: Counter[str] = field(default_factory=Counter)
+    on_their_way: list[tuple[datetime, str, bool]] = field(default_factory=list)
     price: int = 100
     hold: bool = False
     allowed: bool = True
+
+    def act(self, key: str, *, once: bool) -> None:
+        """Do it. *once*: this target honours keys."""
+        self.done[key] = 1 if once else self.done[key] + 1
+
+    def arrive(self) -> None:
+        """Let every request take effect whose time has come."""
+        due = [sent for sent in self.on_their_way if sent[0] <= self.now()]
+        self.on_their_way = [sent for sent in self.on_their_way if sent not in due]
+        for _, key, once in due:
+            self.act(key, once=once)
 
 
 class Acting(Tool[Nothing]):
@@ -182,9 +214,9 @@ class Acting(Tool[Nothing]):
         self.gate = gate
         self.still_ours = still_ours
 
-    async def _call(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+    async def _call(self, what: str, work: Callable[[], Awaitable[T]], late: Callable[[], None] | None = None) -> T:
         assert self.gate is not None
-        return await self.gate.pass_by(f"{what} {self.name}", work, OSError("the connection broke"))
+        return await self.gate.pass_by(f"{what} {self.name}", work, OSError("the connection broke"), late)
 
     def permitted(self, args: Nothing, scope: Scope) -> bool:
         return not self.writes or "act" in scope.permissions
@@ -205,16 +237,19 @@ class Acting(Tool[Nothing]):
         async def act() -> Any:
             if not self.writes:
                 return {"price": self.target.price}
-            key = ctx.idempotency_key
-            if self.once:
-                self.target.done[key] = 1
-            elif self.still_ours is not None and await self.still_ours():
-                self.target.done[key] += 1
-            else:
+            if not self.once and not (self.still_ours is not None and await self.still_ours()):
                 raise OSError("this request was cut off long ago, as its tool's timeout says")
-            return {"id": key}
+            self.target.act(ctx.idempotency_key, once=self.once)
+            return {"id": ctx.idempotency_key}
 
-        return await self._call("execute", act)
+        # The last moment at which a request of this attempt may still take effect, and a second before its timeout.
+        arrives = self.target.now() + timedelta(seconds=self.timeout_s - 1)
+
+        def late() -> None:
+            if self.writes and self.target.now() < arrives:
+                self.target.on_their_way.append((arrives, ctx.idempotency_key, self.once))
+
+        return await self._call("execute", act, late)
 
 
 class Askable(Acting):
@@ -222,6 +257,7 @@ class Askable(Acting):
 
     async def reconcile(self, args: Nothing, ctx: ToolContext) -> Happened | DidNotHappen:
         async def look() -> Happened | DidNotHappen:
+            self.target.arrive()
             key = ctx.idempotency_key
             return Happened(result={"id": key}) if self.target.done[key] else DidNotHappen()
 
@@ -233,7 +269,9 @@ class Look(Acting):
 
 
 class Note(Askable):
-    name, description = "note", "A write without approval."
+    """Its target does every request anew, too."""
+
+    name, description, once = "note", "A write without approval.", False
 
 
 class Send(Askable):
@@ -263,15 +301,17 @@ class Sign(Askable):
 class Planned:
     """A model that does what the newest plan says ("do: note send / look"), turn by turn, then answers."""
 
-    def __init__(self, gate: Gate | None) -> None:
+    def __init__(self, gate: Gate | None, wrong: list[str]) -> None:
         self.gate = gate
+        self.wrong = wrong
 
     def worst_case_usd(self, messages: list[Message], tools: list[ToolSpec], max_output_tokens: int) -> Decimal:
         return PRICE
 
     async def respond(self, messages: list[Message], tools: list[ToolSpec], max_output_tokens: int) -> ModelReply:
         async def reply() -> ModelReply:
-            assert_valid(messages)
+            with noted(self.wrong):
+                assert_valid(messages)
             turns, since = [[""]], 0
             for message in messages:
                 if message.role == "user" and message.text.startswith("do: "):
@@ -294,8 +334,15 @@ class Judged:
     """A store whose every call is held against the table of moves; it stops at *gate*, if it has one."""
 
     def __init__(
-        self, name: str, store: Any, pool: "asyncpg.Pool[asyncpg.Record]", gate: Gate | None, tick: Any
+        self,
+        name: str,
+        store: Any,
+        pool: "asyncpg.Pool[asyncpg.Record]",
+        gate: Gate | None,
+        tick: Any,
+        wrong: list[str],
     ) -> None:
+        self._wrong = wrong
         self._name = name
         self._store = store
         self._pool = pool
@@ -316,6 +363,10 @@ class Judged:
         return call
 
     async def _judge(self, method: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        with noted(self._wrong):
+            return await self._judged(method, args, more)
+
+    async def _judged(self, method: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
         self._tick()
         before = await claims(self._pool)
         fence = args[0] if args and isinstance(args[0], Fence) else None

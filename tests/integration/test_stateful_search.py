@@ -38,7 +38,7 @@ from core.engine import Actor, Engine, Rules
 from core.loop import Loop
 from core.mail import Drain
 from core.ports import Fence, InboundEvent
-from core.run import RunState
+from core.run import FailReason, RunState
 from storage.migrate import migrate
 from tests.integration.searchworld import (
     NEEDS_APPROVAL,
@@ -77,17 +77,32 @@ TOOLS = ("order", "note", "send", "order", "note", "wire", "sign", "look")
 HEALING_ROUNDS = 40
 # Calls to one that is waited for, at most.
 SOON = 25
-A_TURN_TAKES_AT_MOST_S = 120.0
+# Calls from a request that broke off to the next one, if nobody waits in between.
+AT_ONCE = 9
+A_TURN_TAKES_AT_MOST_S = 30.0
 # What a model will do: the tools that it calls, turn by turn.
 PLANS = st.lists(st.lists(st.sampled_from(TOOLS), min_size=1, max_size=3), min_size=1, max_size=2).map(
     lambda turns: "do: " + "/".join(" ".join(turn) for turn in turns)
 )
+# Plans that soon come to a write whose target honours no key; or any.
+BEGINNINGS = st.one_of(
+    st.sampled_from(("do: note order", "do: order/note", "do: look note", "do: note sign/order")), PLANS
+)
 # Calls at which it hurts, and how what was asked of the world breaks off there.
 CALLS = st.sampled_from(
-    ("execute", "execute", "execute", "conclude", "intend", "suspend", "model", "reconcile", "answer")
+    ("execute", "execute", "execute", "conclude", "intend", "suspend", "model", "reconcile", "answer", "step", "step")
 )
-BREAKS = st.sampled_from(("die after", "die after", "unheard", "die before", "unreachable"))
-FAULTS = st.tuples(CALLS, BREAKS)
+# "late": the connection breaks, and the request takes effect a second before its timeout. "outlived": the host hangs
+# past its lease; its run is taken over, or only taken away, and then it wakes.
+BREAKS = st.sampled_from(
+    ("die after", "die after", "unheard", "die before", "unreachable", "late", "late", "outlived", "taken away")
+)
+# What each fence, and each belief about a request that broke, stands against comes first; then anything.
+FAULTS = st.one_of(
+    st.tuples(st.sampled_from(("step", "intend", "conclude", "suspend")), st.sampled_from(("taken away", "outlived"))),
+    st.tuples(st.sampled_from(("execute note", "execute order", "execute")), st.sampled_from(("late", "die after"))),
+    st.tuples(CALLS, BREAKS),
+)
 
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
@@ -110,7 +125,7 @@ class Machine(RuleBasedStateMachine):
 
     bench: ClassVar[Bench]
 
-    @initialize(first=PLANS, second=PLANS, agreed=st.booleans(), faults=st.lists(FAULTS, min_size=1, max_size=3))
+    @initialize(first=BEGINNINGS, second=PLANS, agreed=st.booleans(), faults=st.lists(FAULTS, min_size=1, max_size=3))
     def begin(self, first: str, second: str, agreed: bool, faults: list[tuple[str, str]]) -> None:
         """Two people have asked for something, some of it is under way, and it has gone wrong already."""
         self._empty()
@@ -133,10 +148,11 @@ class Machine(RuleBasedStateMachine):
         self.run = self.bench.run
         self.run(self.bench.pool.execute(f"truncate {', '.join(TABLES)}, watched restart identity cascade"))
         self.world = World(self.bench.pool, datetime.now(UTC), "")
-        self.target = Target()
+        self.target = Target(self.world.time)
         self.people = Directory()
         self.names = Numbers()
         self.numbers = count(1)
+        self.wrong: list[str] = []
         self.hands: list[Hand] = []
         self.processes: list[Process] = []
         self.cards: list[tuple[str, str, str]] = []
@@ -163,7 +179,7 @@ class Machine(RuleBasedStateMachine):
     # -- building ---------------------------------------------------------------------------------------------
 
     def _judged(self, name: str, store: Any, gate: Gate | None) -> Any:
-        return Judged(name, store, self.bench.pool, gate, lambda: self.world.pass_time(0.001))
+        return Judged(name, store, self.bench.pool, gate, lambda: self.world.pass_time(0.001), self.wrong)
 
     def _agent(self, gate: Gate | None, still_ours: Callable[[], Awaitable[bool]] | None) -> Agent:
         async def scopes(user: User) -> Scope:
@@ -171,7 +187,7 @@ class Machine(RuleBasedStateMachine):
 
         kinds = (Look, Note, Send, Order, Wire, Sign)
         tools = [kind(self.target, gate, still_ours) for kind in kinds]
-        return Agent(instructions="", tools=tools, scopes=scopes, limits=LIMITS, model=Planned(gate))
+        return Agent(instructions="", tools=tools, scopes=scopes, limits=LIMITS, model=Planned(gate, self.wrong))
 
     def _hire(self, *, alone: bool = False) -> Process:
         number = next(self.numbers)
@@ -224,11 +240,18 @@ class Machine(RuleBasedStateMachine):
             if hand.task.done():
                 break
             last = number == times - 1
-            hand.gate.tell(how if last else "go")
+            if last and how in ("outlived", "taken away"):
+                await self._outlive(hand.worker, taken_over=how == "outlived")
+                await self._settled(hand)
+                how = "go"  # and it wakes
+            if not hand.task.done():
+                hand.gate.tell(how if last else "go")
             await self._settled(hand)
         if hand.gate.dead:
             await self._kill(hand.worker)
         self._collect()
+        if how == "late":
+            await self._go(hand, "go", AT_ONCE)  # before the request takes effect
 
     async def _kill(self, process: Process) -> None:
         process.dead = True
@@ -451,17 +474,17 @@ class Machine(RuleBasedStateMachine):
         if not hand.task.done():
             await self._go(hand, how)
 
-    @rule(which=st.integers(0, 10))
-    def outlive(self, which: int) -> None:
+    @rule(which=st.integers(0, 10), taken_over=st.booleans())
+    def outlive(self, which: int, taken_over: bool) -> None:
         """A host hangs past its lease, and another takes over what it had; it works on whenever it likes."""
         if self.hands:
-            self.run(self._outlive(self.hands[which % len(self.hands)].worker))
+            self.run(self._outlive(self.hands[which % len(self.hands)].worker, taken_over=taken_over))
 
-    async def _outlive(self, worker: Process) -> None:
+    async def _outlive(self, worker: Process, *, taken_over: bool) -> None:
         worker.beats = False
         await self._outlived()
         others = [process for process in self.living if process is not worker and process.beats]
-        if others:
+        if others and taken_over:
             await self._claim(others[0], 5)
             for hand in [hand for hand in self.hands if hand.worker is others[0]]:
                 await self._go(hand, "go", 6)
@@ -521,13 +544,16 @@ class Machine(RuleBasedStateMachine):
             self.run(self._promises())
 
     async def _promises(self) -> None:
+        self.target.arrive()
         rows = await _read(self.bench.pool)
         effects = [Effect(key) for key, times in self.target.done.items() for _ in range(times)]
-        wrong = [str(row["what"]) for row in rows.watched]
+        wrong = self.wrong + [str(row["what"]) for row in rows.watched]
         wrong += _effects(rows, effects, NEEDS_APPROVAL)
         wrong += _conversations(rows)
         for run in rows.runs:
             wrong += self._amounts(run)
+            if run["fail_reason"] == FailReason.DEFECT.value:
+                wrong.append(f"{run['id']} failed by a defect: {[t['body'] for t in rows.of(rows.trace, run)][-1:]}")
             if run["claim_token"] is not None and run["state"] != "running":
                 wrong.append(f"{run['id']} is {run['state']} and claimed")
             if run["state"] in ("answered", "failed", "halted"):
