@@ -86,7 +86,7 @@ def run_of(row: dict[str, Any]) -> Run:
         team_id=row["team_id"],
         channel_id=row["channel_id"],
         thread_ts=row["thread_ts"],
-        owner=User.model_validate_json(row["owner"]),
+        owner=User.model_validate(json.loads(row["owner"])),
         question=row["question"],
         route=json.loads(row["route"]),
         limits=Limits(
@@ -102,7 +102,7 @@ def run_of(row: dict[str, Any]) -> Run:
         spend_usd=Decimal(row["spend_usd"]),
         tool_calls=row["tool_calls"],
         elapsed_ms=row["elapsed_ms"],
-        scope=Scope.model_validate_json(row["scope"]),
+        scope=Scope.model_validate(json.loads(row["scope"])),
         scope_resolved_at=datetime.fromisoformat(row["scope_resolved_at"]),
         claim_token=row["claim_token"],
         claimed_by=row["claimed_by"],

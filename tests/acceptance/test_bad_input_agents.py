@@ -100,7 +100,11 @@ async def test_a_write_whose_result_cannot_be_stored_is_done_once_and_says_so(sh
     ids=["nul-and-surrogate", "nested", "two-megabytes", "numbers"],
 )
 async def test_odd_results_are_stored_or_cut_visibly(shop: Stack, odd: Any) -> None:
-    """NUL, lone surrogates, huge numbers and huge texts in a result break nothing; what is cut says so."""
+    """NUL, lone surrogates, huge numbers and huge texts in a result break nothing; what is cut says so.
+
+    langchain-ai/langgraph#1878, ginlix-ai/LangAlpha#190, getsentry/junior#897, Autumn-27/ARTEX#112, and
+    pydantic/pydantic-ai#7110: a NUL, or too much, in a result broke the run for good.
+    """
 
     async def execute(asked: Json) -> Json:
         shop.workshop.do(asked)

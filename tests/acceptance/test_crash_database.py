@@ -31,7 +31,10 @@ async def _outage(stack: Stack, postgres: str) -> AsyncIterator[None]:
 
 
 async def test_connections_lost_during_a_model_call_cost_nothing(shop: Stack, postgres: str) -> None:
-    """Every connection is cut while the model thinks: its reply is stored after reconnecting, it is asked once."""
+    """Every connection is cut while the model thinks: its reply is stored after reconnecting, it is asked once.
+
+    langchain-ai/langgraph#5675: an idle connection dropped meanwhile broke the run.
+    """
     gate = asyncio.Event()
 
     async def think(_: list[Json]) -> Json:

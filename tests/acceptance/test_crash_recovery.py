@@ -113,7 +113,10 @@ async def test_a_kill_between_the_click_and_the_execution_loses_no_decision(stac
 
 
 async def test_a_killed_process_is_noticed_and_its_runs_go_on_elsewhere(shop: Stack) -> None:
-    """With another replica up, the runs of a killed process go on within seconds, long before any lease lapses."""
+    """With another replica up, the runs of a killed process go on within seconds, long before any lease lapses.
+
+    janbjorge/pgqueuer#475: a picked job of a killed container stayed picked.
+    """
     gate = asyncio.Event()
 
     async def think(messages: list[Json]) -> Json:
@@ -142,7 +145,10 @@ async def test_a_killed_process_is_noticed_and_its_runs_go_on_elsewhere(shop: St
 
 
 async def test_a_deploy_during_a_model_call_goes_on_elsewhere_at_once(shop: Stack) -> None:
-    """SIGTERM while the model thinks: exit code 0, the run is released (no recovery attempt) and answered elsewhere."""
+    """SIGTERM while the model thinks: exit code 0, the run is released (no recovery attempt) and answered elsewhere.
+
+    graphile/worker#526, oban-bg/oban#856: a stop left jobs locked for hours.
+    """
 
     async def think(messages: list[Json]) -> Json:
         if len(shop.workshop.asked) == 1:

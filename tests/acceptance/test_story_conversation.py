@@ -259,7 +259,11 @@ async def test_two_writes_approved_together_run_once_each(shop: Stack) -> None:
 
 
 async def test_an_identical_later_call_asks_again(shop: Stack) -> None:
-    """There is no approve-always: the same call in a later turn gets its own card, which says that one succeeded."""
+    """There is no approve-always: the same call in a later turn gets its own card, which says that one succeeded.
+
+    NousResearch/hermes-agent#4973, anthropics/claude-code#13897: approved once meant approved for good; or the second
+    card said nothing of the first.
+    """
     shop.workshop.think = script(call(("pay", {"what": "rent"})), call(("pay", {"what": "rent"})), say("Twice."))
     await shop.serve()
     thread = await shop.ask("@Atlas pay the rent twice")

@@ -9,7 +9,10 @@ from tests.acceptance.workshop import call, say, script
 
 
 async def test_twenty_clicks_of_two_people_over_two_processes_resume_once(shop: Stack) -> None:
-    """One resume, one effect; everybody who came later is told in private who was first."""
+    """One resume, one effect; everybody who came later is told in private who was first.
+
+    getsentry/sentry#69252, mozilla/bugbug#6873: a button pressed several times acted several times.
+    """
     shop.workshop.think = script(call(("pay_openly", {"what": "rent"})), say("Paid."))
     await shop.serve()
     await shop.serve()

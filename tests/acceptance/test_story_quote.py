@@ -180,7 +180,10 @@ async def test_a_click_of_somebody_else_is_refused_in_private(stack: Stack) -> N
 
 
 async def test_yes_in_text_never_approves(stack: Stack) -> None:
-    """A bare assent changes nothing and is answered with how to approve; the card still waits."""
+    """A bare assent changes nothing and is answered with how to approve; the card still waits.
+
+    NousResearch/hermes-agent#2002, NousResearch/hermes-agent#1888: a plain yes to another question ran what waited.
+    """
     await stack.serve()
     thread = await stack.ask()
     card = await stack.card(thread)

@@ -41,7 +41,10 @@ async def pooled(postgres: str) -> AsyncIterator[Path]:
 
 
 def test_the_stores_own_tests_pass_behind_a_transaction_pooler(postgres: str) -> None:
-    """The same tests, in a process of their own, with ATLAS_PG_POOLER=transaction."""
+    """The same tests, in a process of their own, with ATLAS_PG_POOLER=transaction.
+
+    MagicStack/asyncpg#198, MagicStack/asyncpg#1058: prepared statements of another session.
+    """
     files = [f"tests/integration/test_{name}.py" for name in AGAIN]
     left_out = [f"--deselect={file}::{test}" for file in files for test in OF_A_SESSION]
     environment = {**os.environ, "DATABASE_URL": postgres, "ATLAS_PG_POOLER": "transaction"}

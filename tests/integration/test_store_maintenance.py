@@ -377,7 +377,10 @@ async def test_a_wrong_number_of_arguments_is_a_defect_and_a_lost_connection_is_
 
 
 async def test_everything_works_without_prepared_statements_or_hints(database: str) -> None:
-    """As behind a transaction pooler: no statement is kept, nothing is listened for."""
+    """As behind a transaction pooler: no statement is kept, nothing is listened for.
+
+    MagicStack/asyncpg#198, MagicStack/asyncpg#1058: statements prepared in a session that the next one is not given.
+    """
     pool = await open_pool(database, pooler=True, size=2)
     try:
         world = world_on(pool)

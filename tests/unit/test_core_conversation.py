@@ -106,7 +106,10 @@ def test_a_result_is_text_that_can_be_sent_and_means_the_value(value: Any) -> No
 
 
 def test_an_oversized_result_is_cut_visibly_and_once() -> None:
-    """A 2 MB result is cut with a note of its length; the cut text stays bounded."""
+    """A 2 MB result is cut with a note of its length; the cut text stays bounded.
+
+    pydantic/pydantic-ai#7110: what was over the limit was tried again without end.
+    """
     text = result_text("x" * 2_000_000)
     assert len(text) < RESULT_LIMIT + 200
     assert "cut: the result had 2000002 characters" in text

@@ -81,6 +81,9 @@ async def test_every_orphan_is_handed_back_in_one_round() -> None:
 
 
 def test_a_lease_shorter_than_three_beats_is_refused() -> None:
-    """It would take live processes for dead."""
+    """It would take live processes for dead.
+
+    janbjorge/pgqueuer#430: beats came less often than the window in which jobs were taken again.
+    """
     with pytest.raises(Misconfigured, match="raise it"):
         Heartbeat(Pulse(), Clock(), lease_s=2.9)
