@@ -65,8 +65,8 @@ async def stores(settings: Settings, *, size: int = 10) -> AsyncIterator["Stores
             yield Stores(
                 dsn,
                 pool,
-                PgWorkerStore(pool, hints=hints),
-                PgDesk(pool, hints=hints),
+                PgWorkerStore(pool, hints=hints, per_person=settings.runs_per_person),
+                PgDesk(pool, hints=hints, per_person=settings.runs_per_person),
                 PgOutbox(pool),
                 PgInbox(pool),
                 PgMaintenance(pool),

@@ -45,6 +45,8 @@ class Settings:
     http_host: str
     http_port: int
     crm_url: str | None
+    runs_at_once: int
+    runs_per_person: int
 
     @property
     def socket_mode(self) -> bool:
@@ -68,6 +70,8 @@ NAMES: dict[str, str] = {
     "ATLAS_LEASE_S": "how long claims outlive the last beat; default 90",
     "ATLAS_REAP_EVERY_S": "period of the reaper; default 60",
     "ATLAS_EXPIRE_EVERY_S": "period of the expiry job; default 15",
+    "ATLAS_RUNS_AT_ONCE": "how many runs a process works on at once; the others wait in line; default 64",
+    "ATLAS_RUNS_PER_PERSON": "how many of one person's, over all processes; default 16",
     "ATLAS_HTTP_HOST": "where /slack/events, /healthz, /readyz and /metrics listen; default 127.0.0.1",
     "ATLAS_HTTP_PORT": "its port; default 8080 (0: any free one)",
     "ATLAS_CRM_URL": "the sales desk's CRM; unset in demo: the sandbox",
@@ -106,6 +110,13 @@ class _Reader:
         if not least <= seconds <= most:
             self.problems.append(f"{name}={value} must be from {least:g} to {most:g} seconds")
         return seconds
+
+    def count(self, name: str, default: int, most: int) -> int:
+        value = self.text(name, str(default))
+        if not (value.isdecimal() and 1 <= int(value) <= most):
+            self.problems.append(f"{name}={value!r} must be a whole number from 1 to {most}")
+            return default
+        return int(value)
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool = True) -> Settings:
@@ -177,6 +188,8 @@ def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool =
         http_host=read.text("ATLAS_HTTP_HOST", "127.0.0.1"),
         http_port=int(port),
         crm_url=crm_url,
+        runs_at_once=read.count("ATLAS_RUNS_AT_ONCE", 64, 10_000),
+        runs_per_person=read.count("ATLAS_RUNS_PER_PERSON", 16, 10_000),
     )
     if read.problems:
         raise Misconfigured(read.problems)

@@ -269,11 +269,14 @@ def steps(count: int) -> str:
     return f"{count} step" if count == 1 else f"{count} steps"
 
 
-def progress(run: Run, doing: str) -> Line:
-    """Say what a run does now and what it used; after its end, how it ended."""
+def progress(run: Run, doing: str, in_line: int | None = None) -> Line:
+    """Say what a run does now and what it used; after its end, how it ended. *in_line*: its place while it waits."""
     used = f"{steps(run.step)} · {usd(run.spend_usd)}"
     match run.state:
         case RunState.RUNNING:
+            if in_line is not None:
+                so_far = f" · {used} so far" if run.step else ""
+                return (f"⏳ In line: place {in_line:,}{so_far}",)
             now = visible(doing) or "working on it"
             reached = min(run.step + 1, run.limits.max_steps)
             of = f"step {reached} of at most {run.limits.max_steps}"

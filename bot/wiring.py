@@ -87,11 +87,11 @@ class SystemNames:
 # -- one process ---------------------------------------------------------------------------------------------------
 
 POOL_SIZE = 16
-CAPACITY = 64
 DRAIN_POLL_S = 0.25
 QUICK_REAP_S = 0.5
 DELIVER_EVERY_S = 2.0
 PROGRESS_EVERY_S = 1.0
+LINE_EVERY_S, LINE_TOLD = 5.0, 100
 HOMES_EVERY_S = 2.0
 REMIND_EVERY_S = 10.0
 RETENTION_EVERY_S = 3600.0
@@ -125,7 +125,12 @@ class Replica:
         self.pulse = Pulse(opened.dsn, self.worker_id, secrets.randbits(62), kind, pooler=pooler)
         self.heartbeat = Heartbeat(self.pulse, self.clock, settings.lease_s)
         self.worker = Worker(
-            self.worker_id, opened.worker, self.make_loop, self.clock, capacity=CAPACITY, start_alone=start_alone
+            self.worker_id,
+            opened.worker,
+            self.make_loop,
+            self.clock,
+            capacity=settings.runs_at_once,
+            start_alone=start_alone,
         )
         room = self.worker if role in ("all", "worker") else None
         self.engine = Engine(self.agent, opened.desk, self.directory, rules_of(settings), room)
@@ -269,11 +274,16 @@ class Replica:
             self.schedule.every(DELIVER_EVERY_S, "update messages", UpdateMessages(self.delivery).run_once)
             self.schedule.every(HOMES_EVERY_S, "refresh homes", self.homes.run_once)
             self.schedule.every(PROGRESS_EVERY_S, "refresh progress", self._refresh_progress)
+            self.schedule.every(LINE_EVERY_S, "refresh places in line", self._refresh_line)
             # A card can mention, and so notify, only a group whose id is known.
             self.schedule.every(GROUPS_EVERY_S, "learn user groups", self.directory.learn_groups)
 
     async def _refresh_progress(self) -> None:
         if await self.stores.outbox.refresh_progress(50, PROGRESS_EVERY_S):
+            self.delivery.wake()
+
+    async def _refresh_line(self) -> None:
+        if await self.stores.outbox.refresh_line(LINE_TOLD, 2 * LINE_EVERY_S):
             self.delivery.wake()
 
     async def _drain_mail(self) -> None:

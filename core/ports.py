@@ -563,7 +563,8 @@ class RenderInputs:
 
     *siblings*: the other suspensions of the run. *trace*: the last entries, oldest first. *content*: a notice's or
     alert's own. *identical_success_at*: when the same owner's same call succeeded before. *answer*: the text of an
-    answer row. *links*: places -> (channel, ts) of other messages of this run.
+    answer row. *links*: places -> (channel, ts) of other messages of this run. *in_line*: a waiting run's place among
+    those who wait for a worker.
     """
 
     run: Run | None
@@ -578,6 +579,7 @@ class RenderInputs:
     identical_success_at: datetime | None = None
     continuable: bool = False
     links: dict[str, tuple[str, str]] = field(default_factory=dict)
+    in_line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

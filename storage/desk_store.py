@@ -39,10 +39,22 @@ _LIVE = (RunState.RUNNING, RunState.SUSPENDED)
 
 
 class PgDesk:
-    """core.ports.Desk. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used."""
+    """core.ports.Desk. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used.
 
-    def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None, hints: bool = True) -> None:
+    *per_person*: with so many runs of a person claimed, a new one of theirs waits in line; None: with any number. What
+    somebody decides on goes on at once all the same.
+    """
+
+    def __init__(
+        self,
+        pool: "Pool",
+        *,
+        now: Callable[[], datetime] | None = None,
+        hints: bool = True,
+        per_person: int | None = None,
+    ) -> None:
         self._database = Database(pool, now, hints=hints)
+        self._per_person = per_person
 
     # ---- mail -------------------------------------------------------------------------------------------------------
 
@@ -99,6 +111,7 @@ class PgDesk:
                 answers_positions=answers_positions,
                 letter_id=letter.id,
                 now=now,
+                per_person=self._per_person,
             )
             if row is None:
                 raise Conflict(f"letter {letter.id} is handled already, or its owner has a live run in that thread")

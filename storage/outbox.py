@@ -43,10 +43,13 @@ class PgOutbox:
         """Read what the row shows now; its version may be newer than the row's."""
         async with self._database.connection() as connection:
             found = await sql.read_message_inputs.row(connection, place=row.place)
-        if found is None:
-            return RenderInputs(None, "", "")
-        columns = parsed(found["run"])
-        run = run_of(columns) if columns is not None else None
+            if found is None:
+                return RenderInputs(None, "", "")
+            columns = parsed(found["run"])
+            run = run_of(columns) if columns is not None else None
+            in_line = None
+            if row.kind == "progress" and run is not None and run.state is RunState.RUNNING and run.claim_token is None:
+                in_line = await sql.read_place_in_line.value(connection, run_id=run.id)
         suspensions = {s.id: s for s in map(suspension_of, parsed(found["suspensions"]))}
         shown = suspensions.pop(found["ref"], None) if found["kind"] in ("card", "notice") else None
         older = suspensions.get(shown.replaces) if shown is not None and shown.replaces is not None else None
@@ -66,6 +69,7 @@ class PgOutbox:
             and not columns["followed_up"]
             and (_asks_again(run, shown, suspensions) if shown is not None else _continuable(run, found)),
             links={link["place"]: (link["message_channel"], link["message_ts"]) for link in parsed(found["links"])},
+            in_line=in_line,
         )
 
     async def current_version(self, row: OutboxRow) -> int:
@@ -205,6 +209,13 @@ class PgOutbox:
         """Owe the progress lines of claimed runs that went on; at most one redraw in *every_s* seconds each."""
         async with self._database.connection() as connection:
             rows = await sql.refresh_progress.rows(connection, room=limit, every_s=every_s, now=self._database.now())
+        return len(rows)
+
+    async def refresh_line(self, limit: int, every_s: float) -> int:
+        """Owe the progress lines of the first *limit* runs in line that moved up a good way (a quarter at least, each
+        of the last three places); at most one redraw in *every_s* seconds each."""
+        async with self._database.connection() as connection:
+            rows = await sql.refresh_line.rows(connection, room=limit, every_s=every_s, now=self._database.now())
         return len(rows)
 
     async def reserve(self, team_id: str, channel_id: str, method: str, per_s: float) -> float:

@@ -24,10 +24,21 @@ if TYPE_CHECKING:
 
 
 class PgWorkerStore:
-    """core.ports.WorkerStore. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used."""
+    """core.ports.WorkerStore. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used.
 
-    def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None, hints: bool = True) -> None:
+    *per_person*: how many runs of one person are worked on at once, over all processes; None: any number.
+    """
+
+    def __init__(
+        self,
+        pool: "Pool",
+        *,
+        now: Callable[[], datetime] | None = None,
+        hints: bool = True,
+        per_person: int | None = None,
+    ) -> None:
         self._database = Database(pool, now, hints=hints)
+        self._per_person = per_person
         self._commits = SharedCommits(pool, self._database.now)
         self._kept = KeptConversations()
 
@@ -38,7 +49,9 @@ class PgWorkerStore:
         if room <= 0:
             return []
         async with self._database.connection() as connection:
-            rows = await sql.claim_runs.rows(connection, worker_id=worker_id, room=room, now=self._database.now())
+            rows = await sql.claim_runs.rows(
+                connection, worker_id=worker_id, room=room, per_person=self._per_person, now=self._database.now()
+            )
         return [_claimed(row["run"]) for row in rows]
 
     async def claim_one(self, worker_id: str, run_id: str) -> Claimed | None:

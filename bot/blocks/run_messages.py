@@ -45,7 +45,7 @@ MOST_PARTS = 20
 def progress(inputs: RenderInputs) -> tuple[str, list[Block]]:
     """Return the one edited line that says what a run does; after its end, how it ended, small."""
     run = _run(inputs)
-    line = texts.progress(run, inputs.doing)
+    line = texts.progress(run, inputs.doing, inputs.in_line)
     if run.state not in (RunState.RUNNING, RunState.SUSPENDED):
         return mrkdwn(line), [context((*line, " · ", Code(run.id)))]
     stop = button("stop", "Stop", json.dumps({"r": run.id}))

@@ -19,11 +19,12 @@ on conflict do nothing
 returning id;
 
 -- name: take_mail(room, lease_s, now)
--- Leases up to $1 events that are due, oldest first, each only when its thread has no older one that still waits for
--- the drain. A thread's order is Slack's (ts): two sockets may store its messages the other way round. What is attached
--- to a live run waits for that run's holder, not for the drain, and blocks nobody.
-with due as (
-    select i.id
+-- Leases up to $1 events that are due: a person's next one after everybody else's first one, so that one burst delays
+-- nobody; then oldest first; each only when its thread has no older one that still waits for the drain. A thread's
+-- order is Slack's (ts): two sockets may store its messages the other way round. What is attached to a live run waits
+-- for that run's holder, not for the drain, and blocks nobody.
+with ready as (
+    select i.id, i.team_id, i.user_id
     from inbox i
     where i.handled_at is null and i.run_id is null and i.thread_ts <> ''
       and i.next_attempt_at <= coalesce($3::timestamptz, now())
@@ -34,6 +35,18 @@ with due as (
                         and older.ts collate "C" < i.ts collate "C"
                         and older.handled_at is null and older.run_id is null)
     order by i.id
+    limit 2000
+), ranked as (
+    select id, row_number() over (partition by team_id, user_id order by id) as turn from ready
+), chosen as materialized (
+    -- More than wanted, since other drains may be taking the very same ones.
+    select id, turn from ranked order by turn, id limit 4 * $1::integer
+), due as (
+    select i.id
+    from chosen join inbox i on i.id = chosen.id
+    where i.handled_at is null and i.run_id is null and i.next_attempt_at <= coalesce($3::timestamptz, now())
+      and (i.leased_until is null or i.leased_until <= coalesce($3::timestamptz, now()))
+    order by chosen.turn, i.id
     limit $1
     for update of i skip locked
 )
@@ -75,21 +88,27 @@ with retired as (
 )
 select id from retired;
 
--- name: start_run(id, team_id, channel_id, thread_ts, user_id, owner, question, route, max_steps, max_tool_calls, max_spend_usd, max_elapsed_ms, scope, parent_id, worker_id, seqs, roles, bodies, raws, answers_seqs, answers_positions, letter_id, now)
--- -> running, claimed for $15 if given; its first messages, its progress line, and the letter handled. No row: the
--- thread's owner has a live run, or the letter is handled already; the caller rolls back.
+-- name: start_run(id, team_id, channel_id, thread_ts, user_id, owner, question, route, max_steps, max_tool_calls, max_spend_usd, max_elapsed_ms, scope, parent_id, worker_id, seqs, roles, bodies, raws, answers_seqs, answers_positions, letter_id, now, per_person)
+-- -> running, claimed for $15 if given, unless $24 runs of its owner are claimed already; its first messages, its
+-- progress line, and the letter handled. No row: the thread's owner has a live run, or the letter is handled already;
+-- the caller rolls back.
 with lettered as (
     update inbox set handled_at = coalesce($23::timestamptz, now()), run_id = $1, leased_until = null
     where inbox.id = $22 and handled_at is null and run_id is null
     returning inbox.id
+), room as (
+    select $15::uuid as worker_id
+    where $24::integer is null
+       or $24 > (select count(*) from workers join runs on runs.claimed_by = workers.id
+                 where workers.died_at is null and runs.team_id = $2 and runs.user_id = $5)
 ), started as (
     insert into runs (id, team_id, channel_id, thread_ts, user_id, owner, question, route, max_steps, max_tool_calls,
                       max_spend_usd, max_elapsed_ms, state, scope, scope_resolved_at, parent_id, next_seq, claim_token,
                       claimed_by, created_at, claimable_at)
     select $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'running', $13, coalesce($23::timestamptz, now()), $14,
-           cardinality($16::integer[]), case when $15::uuid is not null then gen_random_uuid() end, $15,
+           cardinality($16::integer[]), case when room.worker_id is not null then gen_random_uuid() end, room.worker_id,
            coalesce($23::timestamptz, now()), coalesce($23::timestamptz, now())
-    from lettered
+    from lettered left join room on true
     returning *
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)

@@ -35,24 +35,38 @@ where w.died_at is null
 returning w.id;
 
 -- name: mark_missing_workers(now)
--- The same for claims of a process that has no row any more.
+-- The same for claims of a process that has no row any more. Holders are found from one to the next in the index, so
+-- that a look costs as much as there are holders, not as much as they hold: it is repeated before every batch.
+with recursive holders as (
+    (select claimed_by as id from runs where claimed_by is not null order by claimed_by limit 1)
+    union all
+    (select other.id
+     from holders cross join lateral (
+         select claimed_by as id from runs where claimed_by > holders.id order by claimed_by limit 1) other)
+)
 insert into workers (id, host, pid, role, lock_key, holds_lock, started_at, beat_at, died_at, held)
-select r.claimed_by, '', 0, 'gone', 0, false, coalesce($1::timestamptz, now()), '-infinity',
-       coalesce($1::timestamptz, now()), count(*)
-from runs r
-where r.claimed_by is not null and not exists (select from workers w where w.id = r.claimed_by)
-group by r.claimed_by
+select h.id, '', 0, 'gone', 0, false, coalesce($1::timestamptz, now()), '-infinity',
+       coalesce($1::timestamptz, now()), (select count(*) from runs r where r.claimed_by = h.id)
+from holders h
+where not exists (select from workers w where w.id = h.id)
 on conflict (id) do nothing
 returning id;
 
 -- name: reap_runs(room, now)
 -- running (orphan) -> running (unclaimed), up to $1 runs of processes that are marked dead, the longest dead first. A
--- crash is counted for each; a recovery attempt only for a run that was alone in the dead process.
-with orphans as (
-    select runs.id, runs.claim_token, runs.claimed_by, w.held
-    from runs join workers w on w.id = runs.claimed_by
-    where runs.state = 'running' and runs.claim_token is not null and w.died_at is not null
-    order by w.beat_at, runs.claimable_at, runs.id
+-- crash is counted for each; a recovery attempt only for a run that was alone in the dead process. A batch reads no
+-- more of what a dead process holds than it may take, with some to spare for what other reapers are taking.
+with found as materialized (
+    select orphan.id, dead.held, dead.beat_at
+    from (select id, held, beat_at from workers where died_at is not null order by beat_at) dead
+    cross join lateral (select id from runs where claimed_by = dead.id limit 4 * $1::integer) orphan
+    order by dead.beat_at
+    limit 4 * $1::integer
+), orphans as (
+    select runs.id, runs.claim_token, runs.claimed_by, found.held
+    from found join runs on runs.id = found.id
+    where runs.state || '' = 'running' and runs.claim_token is not null
+    order by found.beat_at
     limit $1
     for update of runs skip locked
 ), reaped as (

@@ -9,7 +9,7 @@ import pytest
 from core.conversation import CallKey
 from core.ports import Batch, Fence, TraceEntry
 from storage import sql
-from storage.commits import SharedCommits
+from storage.commits import SharedCommits, together
 from storage.database import open_pool
 from storage.rows import batch_columns
 from tests.integration.storeworld import World, an_action, result, turn, world_on
@@ -30,8 +30,8 @@ def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
     return world_on(pool)
 
 
-async def crowd(world: World, run_id: str, state: str = "answered") -> None:
-    """Copy a run with its messages and trace 200,000 times."""
+async def crowd(world: World, run_id: str, state: str = "answered", count: int = CROWD) -> None:
+    """Copy a run with its messages and trace *count* times."""
     ended = "now()" if state == "answered" else "null"
     await world.pool.execute(
         "insert into runs (id, team_id, channel_id, thread_ts, user_id, owner, question, route, max_steps,"
@@ -40,7 +40,7 @@ async def crowd(world: World, run_id: str, state: str = "answered") -> None:
         f" max_tool_calls, max_spend_usd, max_elapsed_ms, '{state}', {ended}, scope, scope_resolved_at, next_seq"
         " from runs, generate_series(1, $2::integer) n where id = $1",
         run_id,
-        CROWD,
+        count,
         timeout=120,
     )
     for table, columns in (
@@ -51,9 +51,15 @@ async def crowd(world: World, run_id: str, state: str = "answered") -> None:
             f"insert into {table} (run_id, {columns}) select 'many' || n, {columns}"
             f" from {table}, generate_series(1, $2::integer) n where run_id = $1",
             run_id,
-            CROWD,
+            count,
             timeout=120,
         )
+
+
+def blocks_of(plan: list[str]) -> int:
+    """Return how many blocks the whole statement touched."""
+    buffers = next(line for line in plan if "Buffers:" in line)
+    return sum(int(part.split("=")[1]) for part in buffers.split() if part.startswith(("hit=", "read=")))
 
 
 def step(n: int) -> Batch:
@@ -71,29 +77,15 @@ async def plans(world: World, fence: Fence) -> dict[str, str]:
     who = (fence.run_id, fence.claim_token)
     action = an_action(fence.run_id, CallKey(1, 0))
     key = (1, 0, action.arguments_digest, action.idempotency_key, "send", "1", "{}", 30.0, None, None)
-    shared = [
-        [fence.run_id],
-        [fence.claim_token],
-        [1],
-        [0],
-        [1],
-        [0],
-        [Decimal(0)],
-        [Decimal(0)],
-        [1],
-        ["x"],
-        [False],
-        [None],
-    ]
     asked: dict[str, tuple[object, ...]] = {
         "step_run": (*who, *columns, None, False, None),
-        "step_runs": (*shared, *([[]] * 13), None),
+        "step_runs": (*together([fence], [columns]), None),
         "answer_run": (*who, *columns, 0, "{}", None),
         "intend_action": (*who, *columns, *key),
         "conclude_calls": (*who, *columns, [1], [0], ["d"], ["succeeded"], [None], [], [], [], [], None),
         "load_run": (*who, None, 0),
         "explain_conflict": who,
-        "claim_runs": (world.worker_id, 8, None),
+        "claim_runs": (world.worker_id, 8, 16, None),
     }
     found = {}
     for name, arguments in asked.items():
@@ -121,19 +113,46 @@ async def test_a_claim_among_thousands_that_wait_is_quick_before_any_statistics(
     """The plan was made when the table was nearly empty, and 200,000 runs wait by now: what is read stays bounded."""
     fence = await world.started()
     async with world.pool.acquire() as connection:
-        await sql.claim_runs.rows(connection, worker_id=world.worker_id, room=8, now=None)
+        await sql.claim_runs.rows(connection, worker_id=world.worker_id, room=8, per_person=16, now=None)
         await connection.execute("alter table runs set (autovacuum_enabled = off)")
         await crowd(world, fence.run_id, "running")
         async with connection.transaction():
-            await connection.execute("prepare a_claim (uuid, bigint, timestamptz) as " + sql.claim_runs.text)
+            await connection.execute("prepare a_claim (uuid, integer, integer, timestamptz) as " + sql.claim_runs.text)
             rows = await connection.fetch(
-                f"explain (analyze, buffers, format text) execute a_claim ('{world.worker_id}', 8, null)"
+                f"explain (analyze, buffers, format text) execute a_claim ('{world.worker_id}', 8, 16, null)"
             )
     plan = "\n".join(row[0] for row in rows)
     assert "Seq Scan" not in plan
-    buffers = next(row[0] for row in rows if "Buffers:" in row[0])
-    blocks = sum(int(part.split("=")[1]) for part in buffers.split() if part.startswith(("hit=", "read=")))
-    assert 0 < blocks < 20_000, plan
+    assert 0 < blocks_of([row[0] for row in rows]) < 20_000, plan
+
+
+@pytest.mark.slow
+async def test_a_batch_of_orphans_costs_the_same_however_many_there_are(world: World) -> None:
+    """A look and a batch read a bounded number of pages while 20,000 runs hang on ten dead processes."""
+    fence = await world.started()
+    await world.upkeep.register(world.worker_id, "host", 1, "worker", 1, holds_lock=False)
+    await world.pool.execute("alter table runs set (autovacuum_enabled = off)")
+    await crowd(world, fence.run_id, "running", 20_000)
+    await world.pool.execute(
+        "insert into workers (id, host, pid, role, lock_key, holds_lock, beat_at, died_at, held)"
+        " select gen_random_uuid(), 'gone', 1, 'worker', 0, false, now() - interval '1 hour', now(), 2000"
+        " from generate_series(1, 10)"
+    )
+    await world.pool.execute(
+        "update runs set claim_token = gen_random_uuid(), claimed_by = (array(select id from workers"
+        " where host = 'gone' order by id))[1 + abs(hashtext(runs.id)) % 10] where claimed_by is null",
+        timeout=120,
+    )
+    async with world.pool.acquire() as connection:
+        transaction = connection.transaction()
+        await transaction.start()
+        for name, arguments, most in (("mark_missing_workers", (None,), 500), ("reap_runs", (20, None), 5_000)):
+            text = f"explain (analyze, buffers, format text) {getattr(sql, name).text}"
+            rows = [row[0] for row in await connection.fetch(text, *arguments)]
+            assert 0 < blocks_of(rows) < most, "\n".join(rows)
+        reaped = await connection.fetchval("select count(*) from runs where crashes > 0")
+        await transaction.rollback()
+    assert reaped == 20
 
 
 async def test_thousands_of_steps_leave_the_runs_table_small(world: World) -> None:

@@ -409,6 +409,7 @@ async def _unclaimed(world: World, user: str) -> str:
 
 
 async def test_a_burst_of_one_person_starves_nobody(world: World) -> None:
+    await world.upkeep.register(world.worker_id, "host", 1, "worker", 1, holds_lock=False)
     burst = [await _unclaimed(world, "U1") for _ in range(4)]
     other = await _unclaimed(world, "U2")
     first = await world.worker.claim(world.worker_id, 2)
