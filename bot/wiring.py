@@ -20,6 +20,7 @@ from typing import Any
 
 import asyncpg
 
+from bot import garbage
 from bot.app import build_app, events_route
 from bot.delivery import Delivery
 from bot.homes import Homes
@@ -60,9 +61,8 @@ ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 class SystemClock:
     """This process's own time."""
 
-    def monotonic(self) -> float:
-        """Return seconds that only go forward."""
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)
+    """Return seconds that only go forward."""
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
@@ -429,6 +429,7 @@ async def serve(settings: Settings, role: str = "all") -> int:
             except OSError as error:
                 where = f"{settings.http_host}:{settings.http_port}"
                 raise Misconfigured([f"cannot listen on {where} ({error}); set ATLAS_HTTP_PORT"]) from error
+            garbage.settle()
             log.info("atlas serves %s as %s at %s", settings.agent, role, address)
             await stopped.wait()
             log.info("leaving")

@@ -69,9 +69,9 @@ def arguments_digest(arguments: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(arguments)).hexdigest()
 
 
-def idempotency_key(run_id: str, call: CallKey, arguments: dict[str, Any]) -> str:
+def idempotency_key(run_id: str, call: CallKey, digest: str) -> str:
     """Return the key that a target sees for this write; the same for every retry of run, call and arguments."""
-    covered = f"{call.call_id(run_id)}:{arguments_digest(arguments)}".encode()
+    covered = f"{call.call_id(run_id)}:{digest}".encode()
     return "atlas-" + hashlib.sha256(covered).hexdigest()[:40]
 
 

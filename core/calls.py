@@ -5,6 +5,7 @@ cause: an effect that begins without its action committed first could never be f
 """
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -28,18 +29,21 @@ from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, Use
 START_WITHIN_S = 2.0
 # Nobody reads more than this before a click, and every page of it is rendered again at each turn of a page.
 PREVIEW_LIMIT = 300_000
+_FLAT = frozenset({str, int, float, bool, type(None)})
 # Stored scope counts as the one of this very start while it is no older than this.
 JUST_RESOLVED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A call whose tool is known and whose arguments are valid. *canonical*: as they are shown, digested, executed."""
+    """A call whose tool is known and whose arguments are valid. *arguments*: as they are shown, digested, executed.
+    *digest*: ``arguments_digest`` of them."""
 
     call: OpenCall
     tool: Tool[Any]
     args: BaseModel
     arguments: dict[str, Any]
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,14 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
     if call.call.malformed is not None and call.edited_by is None:
         return error_text("invalid_arguments", "the arguments are not a JSON object; send them as one")
     try:
-        canonical(call.arguments)
+        asked_for = canonical(call.arguments)
         # What is shown, digested and stored must load again as the same thing after a decision.
         given = tool.arguments_model.model_validate(call.arguments)
         arguments: dict[str, Any] = given.model_dump(mode="json", by_alias=True, round_trip=True)
-        canonical(arguments)
-        args = tool.arguments_model.model_validate(arguments)
+        executed = canonical(arguments)
+        # Flat arguments that came as they go would only give the same again; others may share parts with the message.
+        same = executed == asked_for and all(type(value) in _FLAT for value in arguments.values())
+        args = given if same else tool.arguments_model.model_validate(arguments)
         if args != given:
             return error_text("invalid_arguments", "the tool's argument model does not take back what it gives")
     except ValidationError as error:
@@ -79,7 +85,7 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
         )
     except Exception as error:  # noqa: BLE001  an engineer's own validators may raise anything
         return error_text("invalid_arguments", words_of(error))
-    return Ready(call, tool, args, arguments)
+    return Ready(call, tool, args, arguments, hashlib.sha256(executed).hexdigest())
 
 
 class Calls:
@@ -106,11 +112,12 @@ class Calls:
     async def _scope_for_reads(self) -> Scope:
         if self._reads_on is not None:
             return self._reads_on
-        run, now = self.holder.run, self.holder.view.now
-        recent = (now - run.scope_resolved_at).total_seconds() <= JUST_RESOLVED_S
-        if run.step <= 1 and run.crashes == 0 and run.continuations == 0 and recent:
-            self._reads_on = run.scope  # start resolved it a moment ago
-            return run.scope
+        run = self.holder.run
+        if run.step <= 1 and run.crashes == 0 and run.continuations == 0:
+            age = self.holder.now - run.scope_resolved_at
+            if age.total_seconds() <= JUST_RESOLVED_S:
+                self._reads_on = run.scope  # start resolved it a moment ago
+                return run.scope
         return await self.fresh_scope(PATIENCE_S)
 
     def context(
@@ -122,7 +129,7 @@ class Calls:
         return ToolContext(
             run_id=run.id,
             call_id=key.call_id(run.id),
-            idempotency_key=idempotency_key(run.id, key, ready.arguments),
+            idempotency_key=idempotency_key(run.id, key, ready.digest),
             user=run.owner,
             scope=scope,
             confirmed=confirmed,
@@ -360,7 +367,7 @@ class Calls:
         holder, tool = self.holder, prepared.tool
         action = NewAction(
             call=prepared.call.key,
-            arguments_digest=arguments_digest(prepared.arguments),
+            arguments_digest=prepared.digest,
             idempotency_key=ctx.idempotency_key,
             tool=tool.name,
             tool_version=tool.version,
@@ -428,7 +435,7 @@ class Calls:
         holder = self.holder
         spent = round((holder.clock.monotonic() - begun) * 1000)
         holder.note("write", ms=spent, tool=prepared.tool.name, outcome="unknown", why=why)
-        outcome = Outcome(prepared.call.key, arguments_digest(prepared.arguments), ActionState.UNKNOWN)
+        outcome = Outcome(prepared.call.key, prepared.digest, ActionState.UNKNOWN)
         settled = (
             [Settlement(approval.id, "unknown", why, f"The outcome is not known yet ({why.rstrip('.')}). Checking.")]
             if approval

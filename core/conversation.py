@@ -194,6 +194,14 @@ def unkeepable(message: Message) -> str | None:
     return None if plain and back == body else "its arguments are not plain JSON values"
 
 
+def sizeof(message: Message) -> int:
+    """Return about how many characters a message has, its arguments and raw bytes included."""
+    size = len(message.text)
+    for call in message.calls:
+        size += sum(len(value) if type(value) is str else len(repr(value)) for value in call.arguments.values())
+    return size if message.raw is None else size + len(message.raw)
+
+
 def _plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(type(key) is str and _plain(item) for key, item in value.items())
@@ -218,12 +226,13 @@ def _depth(message: Message) -> int:
 
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+_READABLE = json.JSONEncoder(ensure_ascii=False, allow_nan=True)
 
 
 def _json(value: Any) -> str:
     """Return JSON that every provider takes: readable, and a lone surrogate as its escape, which means the same."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=True)
-    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    text = _READABLE.encode(value)
+    return text if text.isascii() else _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 # A result beyond this many characters would crowd out the conversation and could never be paid for again each turn.

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -95,11 +95,16 @@ class Holder:
     def view(self) -> RunView:
         """Return what the next act depends on: stored rows, with the results and mail that the next commit carries."""
         assert self._view is not None
-        since = timedelta(seconds=self.clock.monotonic() - self._loaded_at)
         view, mail = self._view, self._view.mail
         if self.taken_mail:
             mail = tuple(letter for letter in mail if letter.inbox_id not in self.taken_mail)
-        return RunView(view.run, self.messages, view.suspensions, view.actions, mail, view.now + since)
+        return RunView(view.run, self.messages, view.suspensions, view.actions, mail, self.now)
+
+    @property
+    def now(self) -> datetime:
+        """Return the database's time."""
+        assert self._view is not None
+        return self._view.now + timedelta(seconds=self.clock.monotonic() - self._loaded_at)
 
     async def reload(self) -> None:
         """Read the rows again, patiently; what is not committed stays. Raises: ClaimLost."""
@@ -145,6 +150,9 @@ class Holder:
 
     def take_mail(self) -> None:
         """Add the mail that waits to what the next commit carries."""
+        assert self._view is not None
+        if not self._view.mail:
+            return
         for letter in self.view.mail:
             self.append(Message(role="user", text=letter.text))
             self.taken_mail.append(letter.inbox_id)

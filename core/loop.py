@@ -17,7 +17,7 @@ from typing import assert_never
 from core.agent import Agent
 from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, money, worst_case
 from core.calls import Calls
-from core.conversation import CallKey, Message, Model, ModelReply, error_text, unkeepable
+from core.conversation import CallKey, Message, Model, ModelReply, error_text, sizeof, unkeepable
 from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable, words_of
 from core.foreign import asked
 from core.holder import Holder
@@ -405,10 +405,11 @@ def _usable(reply: object) -> ModelReply | str:
     """Return the reply, or why it cannot be stored, shown or paid for."""
     if not isinstance(reply, ModelReply):
         return f"the model returned {type(reply).__name__}, not a ModelReply"
-    wrong = unkeepable(_said(reply))
+    message = _said(reply)
+    wrong = unkeepable(message)
     if wrong is not None:
         return f"the model's reply cannot be kept: {wrong}"
-    size = len(reply.text) + len(reply.raw or b"") + sum(len(repr(call.arguments)) for call in reply.calls)
+    size = sizeof(message)
     if size > REPLY_LIMIT:
         return f"the model's reply is too large to keep ({size} characters)"
     try:

@@ -19,7 +19,8 @@ from storage.lending import ACQUIRE_TIMEOUT_S, lending_of
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
 
-    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
+    from storage.lending import Pool as Pool
+
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 
 # A statement that takes longer hangs on a dead network or a lock that nobody will release; both are worth an error.

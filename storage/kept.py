@@ -9,7 +9,7 @@ took place would be shown to a model although it is not stored; so only what was
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from core.conversation import StoredMessage
+from core.conversation import StoredMessage, sizeof
 
 MOST_BYTES = 64_000_000
 
@@ -35,7 +35,7 @@ class KeptConversations:
         """Keep committed messages, if they go on where what is kept ends."""
         kept, size = self._kept.pop(run_id, ([], 0))
         if messages and messages[0].seq == len(kept):
-            more = sum(_size(stored) for stored in messages)
+            more = sum([sizeof(stored.message) for stored in messages])
             kept.extend(messages)
             size += more
             self._size += more
@@ -50,9 +50,3 @@ class KeptConversations:
         kept = self._kept.pop(run_id, None)
         if kept is not None:
             self._size -= kept[1]
-
-
-def _size(stored: StoredMessage) -> int:
-    message = stored.message
-    calls = sum(len(repr(call.arguments)) for call in message.calls)
-    return len(message.text) + len(message.raw or b"") + calls

@@ -9,13 +9,14 @@ the pool; so nobody keeps any while a borrower waits, a small pool keeps none, a
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
+    import asyncpg
     from asyncpg.pool import PoolConnectionProxy
 
-    from storage.database import Pool
+    Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
 
 ACQUIRE_TIMEOUT_S = 10.0
 # A connection is kept this long after it was last of use.

@@ -4,8 +4,9 @@
 -- caller then tries it alone). Rows are locked in the order of their ids, so two such statements never wait on each
 -- other in a ring.
 with wanted as (
-    select * from unnest($1::text[], $2::uuid[], $3::integer[], $4::integer[], $5::integer[], $6::integer[],
-                         $7::bigint[], $8::bigint[], $9::bigint[], $10::text[], $11::boolean[], $12::text[])
+    select * from unnest($1::text::text[], $2::text::uuid[], $3::text::integer[], $4::text::integer[],
+                         $5::text::integer[], $6::text::integer[], $7::text::bigint[], $8::text::bigint[],
+                         $9::text::bigint[], $10::text[], $11::text::boolean[], $12::text[])
         with ordinality
         as w (id, claim_token, first_seq, count, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing,
               charges_crash, scope, place)
@@ -35,18 +36,19 @@ with wanted as (
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
     select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now())
-    from unnest($13::integer[], $14::integer[], $15::text[], $16::text[], $17::bytea[], $18::integer[], $19::integer[])
+    from unnest($13::text::integer[], $14::text::integer[], $15::text::text[], $16::text[], $17::bytea[],
+                $18::text::integer[], $19::text::integer[])
              as m (place, seq, role, body, raw, answers_seq, answers_position)
     join moved on moved.place = m.place
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
     select moved.id, coalesce($26::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
-    from unnest($20::integer[], $21::text[], $22::text[], $23::integer[], $24::bigint[])
+    from unnest($20::text::integer[], $21::text::text[], $22::text[], $23::text::integer[], $24::text::bigint[])
              as t (place, kind, body, ms, spend_micro)
     join moved on moved.place = t.place
 ), mailed as (
     update inbox set handled_at = coalesce($26::timestamptz, now())
     from moved
-    where inbox.id = any($25::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
+    where inbox.id = any($25::text::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 )
 select place, news from moved;

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import uvloop
 
+from bot import garbage
 from bot.wiring import SystemClock
 from core import Agent
 from core.worker import Worker
@@ -69,6 +70,7 @@ async def drain(opened: Subject, clients: int) -> None:
 
 async def main(role: str, dsn: str, number: str) -> None:
     opened = await subject(dsn)
+    garbage.settle()
     if role == "wait":
         await wait(opened, dsn, int(number))
     else:

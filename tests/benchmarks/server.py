@@ -22,6 +22,7 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import psutil
 
+from bot import garbage
 from storage.embedded import start_embedded
 from storage.migrate import migrate
 
@@ -81,6 +82,7 @@ class Server:
 @asynccontextmanager
 async def started(scale: float, given: str | None, out: Callable[[str], object]) -> AsyncIterator[Server]:
     """Lend the server at *given*, whose role may create databases; else an embedded one of its own."""
+    garbage.settle()  # as a served process does, for the bare loop too
     if given is not None:
         await _extend(given)
         yield Server(given, scale, await _settings(given), out)

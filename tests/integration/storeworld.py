@@ -74,7 +74,7 @@ def an_action(run_id: str, call: CallKey, arguments: dict[str, Any] | None = Non
     return NewAction(
         call=call,
         arguments_digest=arguments_digest(arguments),
-        idempotency_key=idempotency_key(run_id, call, arguments),
+        idempotency_key=idempotency_key(run_id, call, arguments_digest(arguments)),
         tool="send",
         tool_version="1",
         arguments=arguments,
