@@ -275,6 +275,7 @@ async def test_a_run_that_kills_its_processes_fails_with_one_alert_and_its_neigh
 
     shop.workshop.think = think
     shop.workshop.execute |= {"look": look, "note": look}
+    shop.workshop.give_up_after(HANGING_S)  # so that "it did not happen" is believed soon
     bot = await shop.serve()
     healthy = [await shop.ask(f"@Atlas healthy {n}") for n in range(3)]
     await shop.workshop.executing("look", 3)

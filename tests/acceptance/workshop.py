@@ -21,7 +21,7 @@ Execute = Callable[[Json], Awaitable[Json]]
 AGENT = Path(__file__).with_name("workshop_agent.py")
 # Of the tools: long, since a busy machine is slow, and a call given up is another story; then what hangs is given up
 # soon enough to be waited for.
-TIMEOUT_S, HANGING_S = 30.0, 3.0
+TIMEOUT_S, HANGING_S = 10.0, 3.0
 
 
 def say(text: str, spend: str = "0.01") -> Json:
