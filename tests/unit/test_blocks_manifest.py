@@ -73,6 +73,7 @@ NEEDS: dict[str, set[str]] = {
     # With the app-level token, whose connections:write is no scope of the bot's.
     "apps.connections.open": set(),
     "chat.postMessage": {"chat:write"},
+    "chat.postEphemeral": {"chat:write"},
     "chat.update": {"chat:write"},
     "conversations.replies": {"channels:history", "groups:history", "im:history", "mpim:history"},
     "conversations.history": {"channels:history", "groups:history", "im:history", "mpim:history"},
