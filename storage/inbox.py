@@ -43,7 +43,9 @@ class PgInbox:
                 payload=encode(event.payload),
                 now=self._database.now(),
             )
-            if stored is not None and self._database.hints:
+            if stored is None:
+                await sql.await_earlier_commits.value(connection)
+            elif self._database.hints:
                 await sql.hint.value(connection, channel=MAIL, run_id="")
         return stored is not None
 
@@ -68,6 +70,7 @@ class PgInbox:
                 now=now,
             )
             if letter_id is None:
+                await sql.await_earlier_commits.value(connection)
                 return False
             await sql.owe_once.value(
                 connection,

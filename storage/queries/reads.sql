@@ -58,3 +58,8 @@ select now() as now;
 -- name: read_timeline(run_id)
 -- A run's trace, oldest first.
 select at, kind, body, ms, spend_usd from trace where run_id = $1 order by id;
+
+-- name: await_earlier_commits()
+-- What an earlier commit wrote may not have reached the synchronous standby when its writer gave up waiting. A commit
+-- that wrote nothing waits for nobody; this one writes an empty record, so that it waits for all before it.
+select pg_logical_emit_message(true, 'atlas', '')::text as at;

@@ -424,7 +424,8 @@ async def test_reaping_waits_for_no_lock_and_no_room(world: World) -> None:
         transaction = stalled.transaction()
         await transaction.start()
         await stalled.execute("select from runs where id = $1 for update", fences[2].run_id)
-        taken = await world.upkeep.reap(lease_s=LEASE_S, quick=False)
+        async with asyncio.timeout(20):
+            taken = await world.upkeep.reap(lease_s=LEASE_S, quick=False)
         assert sorted(taken) == sorted(fence.run_id for at, fence in enumerate(fences) if at != 2)
         await transaction.rollback()
     assert await world.upkeep.reap(lease_s=LEASE_S, quick=False) == [fences[2].run_id]

@@ -4,6 +4,7 @@ Nothing is acked unless it is stored, ``/readyz`` says what is wrong, all heals 
 is lost. (That an outage longer than the lease reaps nobody: ``tests/acceptance/test_crash_database.py``.)
 """
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,10 @@ import asyncpg
 import pytest
 
 from bot.simulator.acts import ActRefused
+from core.errors import StoreUnavailable
+from core.ports import InboundEvent
+from storage.database import open_pool
+from storage.inbox import PgInbox
 from storage.migrate import migrate
 from tests.acceptance.stack import SEND_ROUTE, Bot, Stack, stack_of
 from tests.acceptance.waiting import wait_until
@@ -166,6 +171,43 @@ async def test_a_failover_to_the_synchronous_standby_loses_no_acked_decision(tmp
                 await stack.check()
         finally:
             await wire.stop()
+
+
+async def test_what_the_standby_never_took_is_not_acked_however_often_it_comes() -> None:
+    """The synchronous standby is away: a commit stands on the primary, its writer gives up, and nothing is acked that a
+    failover would lose; neither is its retry, which finds it there. Once the standby is back, it is there once."""
+    async with running(fsync="off") as primary, standby_of(primary, "standby") as standby:
+        await primary.execute("alter system set synchronous_standby_names = 'standby'")
+        await primary.execute("select pg_reload_conf()")
+        await _in_step(primary)
+        await primary.execute("create database atlas")
+        await migrate(primary.dsn("atlas"))
+        pool = await open_pool(primary.dsn("atlas"), size=2)
+        try:
+            await standby.stop("immediate")
+            event = InboundEvent("Ev1", "mention", "T1", "C1", "1.0", "1.0", "U1", "hello", {})
+            for _ in range(2):
+                storing = asyncio.ensure_future(PgInbox(pool).put(event))
+                await wait_until(lambda: _waiting(primary), "the commit waits for the standby")
+                assert not storing.done()
+                storing.cancel()  # as a listener does whose time for the ack is over
+                with suppress(asyncio.CancelledError, StoreUnavailable):
+                    raise AssertionError(f"somebody was told that it is stored: {await storing}")
+                assert await primary.value("select count(*) from inbox", "atlas") == 1, "it stands on the primary"
+            await standby.start()
+            await _in_step(primary)
+            assert await PgInbox(pool).put(event) is False, "known already"
+            await wait_until(lambda: _arrived(standby), "the standby has it too")
+        finally:
+            await pool.close()
+
+
+async def _waiting(primary: Cluster) -> bool:
+    return await primary.value("select count(*) from pg_stat_activity where wait_event = 'SyncRep'") == 1
+
+
+async def _arrived(standby: Cluster) -> bool:
+    return await standby.value("select count(*) from inbox", "atlas") == 1
 
 
 async def _in_step(primary: Cluster) -> None:
