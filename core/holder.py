@@ -278,7 +278,7 @@ class Holder:
         mail = self._view.mail
         if batch.mail:
             mail = tuple(letter for letter in mail if letter.inbox_id not in batch.mail)
-        self.taken_mail = [letter for letter in self.taken_mail if letter not in batch.mail]
+            self.taken_mail = [letter for letter in self.taken_mail if letter not in batch.mail]
         self.new_scope = None
         self._landed = batch
         owed = self.owed

@@ -394,8 +394,8 @@ class Desk(Protocol):
         self, letter: Letter, notice: str | None, *, offers: bool = False, private: bool = False
     ) -> None:
         """Mark the letter handled without a run (a command, a bare assent); *notice*: a line for its thread.
-        *offers*: it says what Atlas can do, so the agent's examples stand below it, to be clicked. *private*: its writer
-        alone reads it."""
+        *offers*: it says what Atlas can do, so the agent's examples stand below it, to be clicked. *private*: only
+        its writer reads it."""
         ...
 
     async def welcome(self, team_id: str, user_id: str, channel_id: str, text: str) -> bool:

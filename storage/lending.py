@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakValueDictionary
 
+import asyncpg
+
 if TYPE_CHECKING:
-    import asyncpg
     from asyncpg.pool import PoolConnectionProxy
 
     Pool: TypeAlias = asyncpg.Pool[asyncpg.Record]
@@ -68,7 +69,7 @@ class Lending:
     async def _take(self) -> "PoolConnectionProxy[Any]":
         while self._kept:
             connection = self._kept.pop()
-            if not connection.is_closed():
+            if _open(connection):
                 return connection
             await self.pool.release(connection)
         self._waiting += 1
@@ -78,7 +79,7 @@ class Lending:
             self._waiting -= 1
 
     async def _give_back(self, connection: "PoolConnectionProxy[Any]") -> None:
-        if self._waiting or len(self._kept) >= self._most or connection.is_closed():
+        if self._waiting or len(self._kept) >= self._most or not _open(connection):
             await self.pool.release(connection)
             return
         self._kept.append(connection)
@@ -102,6 +103,14 @@ class Lending:
         kept, self._kept = self._kept, []
         for connection in kept:
             await self.pool.release(connection)
+
+
+def _open(connection: "PoolConnectionProxy[Any]") -> bool:
+    """Say whether a connection is of use; one that the server ended has gone back to the pool by itself."""
+    try:
+        return not connection.is_closed()
+    except asyncpg.InterfaceError:
+        return False
 
 
 # By id: pools take no weak references. A Lending holds its pool, so no id is another pool's while it lives.
