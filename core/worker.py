@@ -62,6 +62,7 @@ class Worker:
         self._wake = asyncio.Event()
         self._claiming = asyncio.Lock()
         self._next_look = 0.0
+        self._next_alone = 0.0
         self._unknown: set[str] = set()
 
     # -- Room, for the engine ---------------------------------------------------------------------------------
@@ -145,8 +146,11 @@ class Worker:
 
     async def _claim_for_children(self) -> None:
         room = ALONE_AT_ONCE - len(self._children)
-        if self.start_alone is None or room <= 0:
+        now = self.clock.monotonic()
+        if self.start_alone is None or room <= 0 or now < self._next_alone:
             return
+        # Such runs are rare and become so by a crash, which is noticed in seconds: not at every hint and every end.
+        self._next_alone = now + self.poll_s
         for run_id in await self.store.to_be_alone(room):
             if run_id not in self._children:
                 self._children[run_id] = asyncio.create_task(self._child(run_id, self.start_alone))

@@ -110,6 +110,8 @@ class PgMaintenance:
             await sql.mark_missing_workers.rows(connection, now=now)
             if await sql.free_leases.rows(connection, now=now):
                 await endings.hint(connection, endings.OUTBOX, "", allowed=self._database.hints)
+            if not await sql.any_orphans.value(connection):
+                return []
         async with self._database.transaction() as connection:
             rows = await sql.reap_runs.rows(connection, room=limit, now=now)
             for row in rows:

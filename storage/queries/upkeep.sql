@@ -52,6 +52,10 @@ where not exists (select from workers w where w.id = h.id)
 on conflict (id) do nothing
 returning id;
 
+-- name: any_orphans()
+-- Whether a process that is marked dead holds anything: a look every half second, so no transaction for nothing.
+select exists (select from workers w join runs r on r.claimed_by = w.id where w.died_at is not null);
+
 -- name: reap_runs(room, now)
 -- running (orphan) -> running (unclaimed), up to $1 runs of processes that are marked dead, the longest dead first. A
 -- crash is counted for each; a recovery attempt only for a run that was alone in the dead process. A batch reads no

@@ -89,10 +89,10 @@ async def acks(server: Server) -> None:
         manifest = AppManifest.load(ROOT / "manifest.yml")
         with tempfile.TemporaryDirectory() as directory:
             async with Simulator(cast(), manifest) as slack:
-                bot = _served(slack, dsn, Path(directory))
+                bot = served(slack, dsn, Path(directory))
                 try:
                     await bot.ready(PATIENCE_S)
-                    round_ = _Round(slack, bot, dsn, random.Random(server.round))
+                    round_ = Round(slack, bot, dsn, random.Random(server.round))
                     await round_.prepare(suspended, working)
                     server.emit(await round_.measure(seconds))
                 finally:
@@ -101,7 +101,7 @@ async def acks(server: Server) -> None:
                         print(bot.log, file=sys.stderr)
 
 
-def _served(slack: Simulator, dsn: str, directory: Path) -> Bot:
+def served(slack: Simulator, dsn: str, directory: Path) -> Bot:
     output = directory / "bot.log"
     settings = {
         "PATH": os.environ["PATH"],
@@ -129,7 +129,7 @@ def _served(slack: Simulator, dsn: str, directory: Path) -> Bot:
 
 
 @dataclass
-class _Round:
+class Round:
     slack: Simulator
     bot: Bot
     dsn: str
@@ -175,14 +175,14 @@ class _Round:
     async def measure(self, seconds: int) -> dict[str, Any]:
         """Click, and return the line."""
         process, slack, suspended = psutil.Process(self.bot.process.pid), self.slack, len(self.cards)
-        begun = time.perf_counter(), _cpu(process)
+        begun = time.perf_counter(), cpu_of(process)
         await asyncio.sleep(QUIET_S)
-        quiet = (_cpu(process) - begun[1]) / (time.perf_counter() - begun[0])
+        quiet = (cpu_of(process) - begun[1]) / (time.perf_counter() - begun[0])
         slack.tiers.enabled = True
-        since, used, load = slack.journal.last, _cpu(process), os.getloadavg()[0]
+        since, used, load = slack.journal.last, cpu_of(process), os.getloadavg()[0]
         cpu, own = time.perf_counter(), time.process_time()
         await self._click(seconds)
-        took, bot_cpu, own = time.perf_counter() - cpu, _cpu(process) - used, time.process_time() - own
+        took, bot_cpu, own = time.perf_counter() - cpu, cpu_of(process) - used, time.process_time() - own
         everyone = [click for clicks in self.clicks.values() for click in clicks]
         await asyncio.gather(*(click.settled() for click in everyone))
         lat, missing = self._acked(since)
@@ -284,7 +284,7 @@ class _Round:
         }
 
 
-def _cpu(process: psutil.Process) -> float:
+def cpu_of(process: psutil.Process) -> float:
     used = process.cpu_times()
     return float(used.user + used.system)
 

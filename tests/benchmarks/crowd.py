@@ -5,7 +5,6 @@ The crowd is written by plain SQL from one run that the moves themselves have br
 """
 
 import statistics
-import time
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +16,6 @@ from core.conversation import Message, ToolCall
 from core.holder import Holder
 from jobs.expire_suspensions import ExpireSuspensions
 from jobs.reap_orphans import ReapOrphans
-from jobs.retention import BATCH
 from tests.benchmarks.server import Meter, Server
 from tests.benchmarks.steps import STEPS, Counted, drained
 from tests.benchmarks.subjects import InstantModel, Look, Send, Subject, scopes, subject, vacuum
@@ -173,24 +171,4 @@ async def expiries(server: Server) -> None:
             expired = await ExpireSuspensions(opened.upkeep).run_once()
         assert expired == count, expired
         meter.emit("expiries", count, note="due at once, one sweep")
-        await opened.close()
-
-
-async def retention(server: Server) -> None:
-    """Measure the removal of 20,000 old runs in the job's batches, without its pauses."""
-    count = server.n(20_000, least=1000)
-    async with server.database() as dsn:
-        opened = await subject(dsn)
-        old = "state = 'answered', ended_at = now() - interval '31 days'"
-        await copies(dsn, await a_suspended_run(opened), count, "old", old)
-        await vacuum(dsn)
-        lat: list[float] = []
-        async with Meter(server) as meter:
-            removed = 0
-            while removed < count:
-                begun = time.perf_counter()
-                removed += await opened.upkeep.retention(BATCH)
-                lat.append(time.perf_counter() - begun)
-        meter.emit("retention", removed, lat, note=f"runs removed; p50 and p95 are of a batch of {BATCH}")
-        assert await opened.pool.fetchval("select count(*) from messages where run_id like 'old%'") == 0
         await opened.close()

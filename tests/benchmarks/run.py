@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import psutil
 import uvloop
 
-from tests.benchmarks import acks, crowd, length, processes, steps
+from tests.benchmarks import acks, crowd, idle, large, length, processes, steps
 from tests.benchmarks.server import Server, started
 from tests.benchmarks.table import table
 
@@ -49,8 +49,10 @@ GROUPS: dict[str, list[Callable[[Server], Awaitable[None]]]] = {
     "growth": [length.growth],
     "resume": [length.resume],
     "counted": [counted],
-    "crowd": [crowd.suspended_beside_active, crowd.orphans, crowd.expiries, crowd.retention],
+    "crowd": [crowd.suspended_beside_active, crowd.orphans, crowd.expiries],
+    "large": [large.million, large.bloat, large.retention],
     "processes": [processes.start, processes.killed, processes.memory, processes.scale_out],
+    "idle": [idle.idle],
     "acks": [acks.acks],
 }
 # Everything else is measured once: it is slow, and says its own spread.
