@@ -550,8 +550,9 @@ def a_suspension(
 def an_action(state: ActionState = ActionState.INTENDED, *, position: int = 0, **changes: Any) -> Action:
     """Return the action of the call at *position* of the turn at seq 1."""
     key, arguments = CallKey(1, position), {"n": 1}
+    digest = arguments_digest(arguments)
     row = Action(
-        FENCE.run_id, key, arguments_digest(arguments), idempotency_key(FENCE.run_id, key, arguments_digest(arguments)), "send",
+        FENCE.run_id, key, digest, idempotency_key(FENCE.run_id, key, digest), "send",
         arguments, state, EPOCH, 1000.0, 30.0, None,
     )  # fmt: skip
     return replace(row, **changes)

@@ -11,7 +11,7 @@ from slack_sdk.models.blocks import Block as SdkBlock
 
 from bot.blocks import Rendered, Surroundings, render
 from bot.blocks.lint import lint
-from bot.blocks.run_messages import MARKDOWN, split
+from bot.blocks.run_messages import split
 from core.ports import OutboxRow, RenderInputs, TraceEntry
 from core.run import HaltReason, Run, RunState
 from core.tools import Limits, Scope, User
