@@ -92,6 +92,8 @@ def problems(code: int | None, output: str) -> list[str]:
         ({"ATLAS_LEASE_S": "1"}, "ATLAS_LEASE_S"),
         ({"ATLAS_REAP_EVERY_S": "0"}, "ATLAS_REAP_EVERY_S"),
         ({"ATLAS_EXPIRE_EVERY_S": "-1"}, "ATLAS_EXPIRE_EVERY_S"),
+        ({"ATLAS_RUNS_AT_ONCE": "0"}, "ATLAS_RUNS_AT_ONCE='0' must be a whole number from 1 to"),
+        ({"ATLAS_RUNS_PER_PERSON": "many"}, "ATLAS_RUNS_PER_PERSON='many' must be a whole number"),
         ({"ATLAS_HTTP_PORT": "http"}, "ATLAS_HTTP_PORT"),
         ({"ATLAS_HTTP_PORT": "65536"}, "ATLAS_HTTP_PORT"),
         ({"ATLAS_AGENT": "no_such_module:agent"}, "cannot import no_such_module"),
