@@ -59,7 +59,12 @@ def _statements(group: list[dict[str, Any]]) -> str:
 def _other(group: list[dict[str, Any]]) -> str:
     """Return the figure of a line that has no rate."""
     line = group[-1]
-    named = {"median_s": "s", "kb_per_run": "KB a run", "ratio_median": "× alone"}
+    named = {
+        "median_s": "s",
+        "kb_per_run": "KB a run",
+        "ratio_median": "× alone",
+        "statements_per_s": "statements a second",
+    }
     return next((f"{line[key]} {unit}" for key, unit in named.items() if key in line), "")
 
 
