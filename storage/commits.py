@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import orjson
 
 from core.errors import InvariantBroken
@@ -139,12 +140,13 @@ class SharedCommits:
             arguments = together([waiting.fence for waiting in batch], [waiting.columns for waiting in batch])
             rows = await self._lending.fetch(sql.step_runs.text, *arguments, self._now())
         except Exception as error:  # noqa: BLE001  whoever waits gets it, or is tried alone
-            if not isinstance(translated(error), InvariantBroken):
+            given_up = isinstance(error, asyncpg.QueryCanceledError | asyncpg.TransactionRollbackError)
+            if not given_up and not isinstance(translated(error), InvariantBroken):
                 # Whether it took place is not known: each holder reads again before it acts.
                 for waiting in batch:
                     _fail(waiting, error)
                 return
-            rows = []  # PostgreSQL refused a row and wrote none: tried alone, only the bad one fails
+            rows = []  # PostgreSQL refused a row, or gave the statement up, and wrote none: each is tried alone
         moved: dict[int, int] = dict(rows)
         for place, waiting in enumerate(batch):
             news = moved.get(place)
