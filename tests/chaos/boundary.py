@@ -31,6 +31,17 @@ STORES = ("WorkerStore", "Desk", "Outbox", "Inbox", "Upkeep")
 EFFECTS = ("Tool.execute", "Model.respond", "Slack.chat_postMessage", "Slack.chat_update")
 # Plain functions: nothing can be lost between.
 INSTANT = ("Tool.permitted",)
+# Stores that only look: a run of each scenario gives them connections on which PostgreSQL refuses every write.
+READS = frozenset({
+    "WorkerStore.load", "WorkerStore.to_be_alone", "WorkerStore.claims_of", "Desk.live_run", "Desk.last_ended",
+    "Desk.suspension", "Desk.run", "Desk.runs", "Desk.thread_runs", "Desk.pending", "Desk.show",
+    "Outbox.render_inputs", "Outbox.current_version", "Upkeep.to_remind",
+})  # fmt: skip
+
+
+def looks(name: str) -> bool:
+    """Say whether calls of *name* leave the world outside their process as it was."""
+    return name in READS or (not name.startswith(STORES) and name not in EFFECTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +64,26 @@ class Point:
         return f"{self.fault} {self.phase} {self.call}#{self.number}"
 
 
+# No fault: reads get connections on which PostgreSQL refuses every write.
+LOOKING = Point("reads", 1, "before", "look")
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A finished call as the log has it. *sends*: statements sent; *moves*: of the table of moves."""
+    """A finished call as the log has it. *sends*: statements sent; *moves*: of the table of moves.
+
+    *before*, *after*: which state of the world outside its process it found and left, numbered in the order in which
+    they came to be; None: another call that acts was under way. *untouched*, *left*: the same for the connections.
+    """
 
     name: str
     number: int
     sends: int
     moves: tuple[str, ...]
+    before: int | None = None
+    after: int | None = None
+    untouched: int | None = None
+    left: int | None = None
 
 
 @dataclass(slots=True)
@@ -101,18 +124,19 @@ class Stage:
         self.leave: Callable[[], None] = lambda: None
         self.interject: Callable[[str], Awaitable[None]] = _nothing
         self.late = False
+        self.fired = False
         self._counts = Counter(name for name, kind in _entries(log) if kind == "enter")
-        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, kind: str, **fields: Any) -> None:
         """Append a line to the log that outlives this process."""
-        os.write(self._log, (json.dumps({"kind": kind, **fields}) + "\n").encode())
+        os.write(self.log, (json.dumps({"kind": kind, **fields}) + "\n").encode())
 
     # -- calls ------------------------------------------------------------------------------------------------
 
-    def port(self, name: str, target: Any) -> Any:
-        """Return *target* with every public async method tracked as *name*.method."""
-        return Tracked(self, name, target)
+    def port(self, name: str, target: Any, looking: Any = None) -> Any:
+        """Return *target* with every public async method tracked as *name*.method. *looking*: does those of READS."""
+        return Tracked(self, name, target, looking or target)
 
     async def track(
         self, name: str, work: Callable[[], Awaitable[T]], moves: Callable[[T], tuple[str, ...]] | None = None
@@ -151,7 +175,7 @@ class Stage:
     def _enter(self, name: str) -> _Mark:
         self._counts[name] += 1
         number = self._counts[name]
-        self.note("enter", name=name)
+        self.note("enter", name=name, number=number)
         return _Mark(name, number, self.plan.get((name, number)))
 
     def sent(self) -> None:
@@ -170,7 +194,7 @@ class Stage:
 
     def _fire_now(self, mark: _Mark) -> None:
         assert mark.point is not None
-        mark.fired = True
+        mark.fired = self.fired = True
         self.note("fired", point=str(mark.point))
         match mark.point.fault:
             case "kill":
@@ -187,18 +211,19 @@ class Stage:
 
 
 class Tracked:
-    """A port whose public methods are boundaries."""
+    """A port whose public methods are boundaries. *looking*: does those of READS."""
 
-    def __init__(self, stage: Stage, name: str, target: Any) -> None:
+    def __init__(self, stage: Stage, name: str, target: Any, looking: Any) -> None:
         self._stage = stage
         self._name = name
         self._target = target
+        self._looking = looking
 
     def __getattr__(self, method: str) -> Any:
-        found = getattr(self._target, method)
+        name = f"{self._name}.{method}"
+        found = getattr(self._looking if name in READS else self._target, method)
         if method.startswith("_") or not asyncio.iscoroutinefunction(found):
             return found
-        name = f"{self._name}.{method}"
 
         async def call(*args: Any, **more: Any) -> Any:
             return await self._stage.track(
@@ -268,13 +293,56 @@ def _entries(path: Path) -> list[tuple[str, str]]:
     return [(line.get("name", ""), line["kind"]) for line in read_log(path)]
 
 
+class _Under:
+    """Calls under way that may change something, and the number of the state that stands between them."""
+
+    def __init__(self) -> None:
+        self.state = 0
+        self._open: set[tuple[str, int]] = set()
+        self._disturbed: set[tuple[str, int]] = set()
+
+    def otherwise(self, *, born: bool) -> None:
+        """Somebody was told something, or a process was born: what follows happens in another world."""
+        self.state += 1
+        if born:
+            self._open.clear()  # what its predecessor had under way died with it
+
+    def enter(self, call: tuple[str, int], *, acts: bool) -> int | None:
+        """Return the state that *call* finds."""
+        found = None if self._open else self.state
+        if acts:
+            self._disturbed |= {call, *self._open} if self._open else set()
+            self._open.add(call)
+        return found
+
+    def leave(self, call: tuple[str, int], *, acts: bool) -> int | None:
+        """Return the state that *call* left."""
+        if acts:
+            self.state += 1
+            self._open.discard(call)
+        return None if self._open or call in self._disturbed else self.state
+
+
 def calls_of(log: list[dict[str, Any]]) -> list[Call]:
     """Return the finished calls of a log, in the order in which they ended."""
-    return [
-        Call(line["name"], line["number"], line["sends"], tuple(line["moves"]))
-        for line in log
-        if line["kind"] == "leave"
-    ]
+    world, wires = _Under(), _Under()
+    found: dict[tuple[str, int], tuple[int | None, int | None]] = {}
+    calls: list[Call] = []
+    for line in log:
+        if line["kind"] not in ("enter", "leave"):
+            world.otherwise(born=line["kind"] == "born")
+            wires.otherwise(born=line["kind"] == "born")
+            continue
+        name = line["name"]
+        call, acts, stores = (name, line["number"]), not looks(name), name.startswith(STORES)
+        if line["kind"] == "enter":
+            found[call] = world.enter(call, acts=acts), wires.enter(call, acts=stores)
+        elif call in found:
+            before, untouched = found.pop(call)
+            after, left = world.leave(call, acts=acts), wires.leave(call, acts=stores)
+            moves = tuple(line["moves"])
+            calls.append(Call(*call, line["sends"], moves, before, after, untouched, left))
+    return calls
 
 
 # ---- connections whose statements are seen ---------------------------------------------------------------------------
@@ -285,7 +353,10 @@ class _Wire(selector_events._SelectorSocketTransport):  # type: ignore[misc,name
 
     def write(self, data: Any) -> None:
         super().write(data)
-        self._loop.stage.sent()
+        # A statement to run: Bind, or a simple Query. Whether it had to be prepared before depends on the connection's
+        # age. Source: PostgreSQL, message formats of the frontend/backend protocol.
+        if data[:1] in (b"B", b"Q"):
+            self._loop.stage.sent()
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))

@@ -24,6 +24,10 @@ class SharedClock:
         """Return how many seconds were skipped so far."""
         return float(struct.unpack("d", self._memory[:8])[0])
 
+    def reset(self) -> None:
+        """Begin again with the present: another case."""
+        self._memory[:8] = bytes(8)
+
     def skip(self, seconds: float) -> None:
         """Move on."""
         self._memory[:8] = struct.pack("d", self.ahead_s + max(0.0, seconds))

@@ -10,11 +10,14 @@ import asyncio
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
+import traceback
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,12 +28,12 @@ import asyncpg
 from bot.delivery import Delivery
 from bot.people import SlackDirectory
 from bot.simulator.workspace import DEALS, OSKAR
-from bot.slack import identify, web_client, web_session
+from bot.slack import Installation, web_client, web_session
 from bot.texts import Texts
 from bot.wiring import SystemNames
 from core.approvals import Via
 from core.engine import Actor, Engine, Rules
-from core.errors import AtlasError, StoreUnavailable
+from core.errors import StoreUnavailable
 from core.loop import Loop
 from core.mail import Drain
 from core.ports import Fence, InboundEvent
@@ -47,7 +50,7 @@ from storage.inbox import PgInbox
 from storage.maintenance import PgMaintenance
 from storage.outbox import PgOutbox
 from storage.worker_store import PgWorkerStore
-from tests.chaos.boundary import Point, Stage, WiredLoop
+from tests.chaos.boundary import LOOKING, Point, Stage, WiredLoop
 from tests.chaos.clock import SharedClock
 from tests.chaos.target import Scripted, Target, Turn, an_agent
 
@@ -56,6 +59,10 @@ LIFETIME_S = 1800.0
 # Rounds of a settle before nobody believes that it ends; seconds that a dead process's lock may take to go.
 MOST_ROUNDS = 300
 LOCK_GONE_S = 40.0
+# Connections of a process: each one more that is made plans every statement anew, and takes longer than most cases.
+POOL = 2
+# What connections between two cases are called.
+RETIRED = "retired"
 OPERATORS = frozenset({OSKAR})
 ALERTS = DEALS
 
@@ -75,6 +82,12 @@ class Setting:
     script: dict[str, Sequence[Turn]]
     limits: Limits
     plan: tuple[Point, ...]
+    installation: Installation
+    quick: bool
+
+    def packed(self) -> str:
+        """Return everything but the clock, for a process that has it already."""
+        return b64encode(pickle.dumps(replace(self, clock=None))).decode()  # type: ignore[arg-type]
 
 
 class Stuck(AssertionError):
@@ -124,26 +137,40 @@ class Life:
         self.lock_key = int.from_bytes(os.urandom(7), "big")
         self.target = Target(setting.ledger, setting.clock)
         self.leaving = asyncio.Event()
+        self.eye: asyncpg.Connection[asyncpg.Record] | None = None
+        self.kept: asyncpg.Pool[asyncpg.Record] | None = None
         self.wants_alone: list[str] = []
         stage.leave = self.leaving.set
         stage.interject = self._meanwhile
 
-    async def open(self, loop: WiredLoop) -> None:
-        """Connect, register, and have the database for long enough to judge others by it."""
+    async def open(self, loop: WiredLoop, former: "Life | None" = None) -> None:
+        """Connect, register, and have the database for long enough to judge others by it.
+
+        *former*: what this process was in another case; its connections to PostgreSQL go on.
+        """
         setting, stage = self.setting, self.stage
-        self.eye = await asyncpg.connect(setting.dsn)
+        if former is not None:
+            self.eye, self.kept = former.eye, former.kept
+        if setting.quick and self.eye is None:
+            loop.watching = False
+            self.eye = await asyncpg.connect(setting.dsn)
         self.session = web_session()
         client = web_client(setting.token, self.session, setting.slack_url)
-        installation = await identify(client)
+        installation = setting.installation
         loop.watching = True
-        self.pool = await open_pool(setting.dsn, size=6)
+        self.pool = self.kept = self.kept or await open_pool(setting.dsn, size=POOL)
+        if any(point.fault == "freeze" for point in setting.plan):
+            await self._shorten_patience()
+        looking = await self._open_to_look() if LOOKING in setting.plan else self.pool
         now = self.clock.now
         self.upkeep = PgMaintenance(self.pool, now=now)
-        self.worker_store = stage.port("WorkerStore", PgWorkerStore(self.pool, now=now))
-        self.desk = stage.port("Desk", PgDesk(self.pool, now=now))
-        self.outbox = stage.port("Outbox", PgOutbox(self.pool, now=now))
+        self.worker_store = stage.port(
+            "WorkerStore", PgWorkerStore(self.pool, now=now), PgWorkerStore(looking, now=now)
+        )
+        self.desk = stage.port("Desk", PgDesk(self.pool, now=now), PgDesk(looking, now=now))
+        self.outbox = stage.port("Outbox", PgOutbox(self.pool, now=now), PgOutbox(looking, now=now))
         self.inbox = stage.port("Inbox", PgInbox(self.pool, now=now))
-        self.sweeps = stage.port("Upkeep", self.upkeep)
+        self.sweeps = stage.port("Upkeep", self.upkeep, PgMaintenance(looking, now=now))
         self.directory = stage.port("Directory", SlackDirectory(client, installation, self.clock))
         self.agent = an_agent(stage, self.target, setting.limits)
         self.model = Scripted(stage, self.target, setting.script)
@@ -174,9 +201,25 @@ class Life:
         for _ in range(BEATS_BEFORE_JUDGING):
             await self.heartbeat.beat()
 
+    async def _shorten_patience(self) -> None:
+        """PostgreSQL's own clock cannot be skipped: a session of a stopped process ends after 2 s instead of 15."""
+        name = "idle_in_transaction_session_timeout"
+        async with self.pool.acquire() as connection:
+            patience = await connection.fetchval(f"show {name}")
+            assert patience == "15s", f"{name} is {patience}"
+            await connection.execute(f"set {name} = '2s'")
+
+    async def _open_to_look(self) -> "asyncpg.Pool[asyncpg.Record]":
+        """Open connections on which PostgreSQL refuses every write."""
+
+        async def only_look(connection: Any) -> None:
+            await connection.execute("set default_transaction_read_only = on")
+
+        return await asyncpg.create_pool(self.setting.dsn, min_size=0, max_size=POOL, init=only_look)
+
     async def register(self) -> None:
         """Write this process's row, saying whether its session lock is held."""
-        held = await self.upkeep.hold_lock(self.eye, self.lock_key)
+        held = self.eye is not None and await self.upkeep.hold_lock(self.eye, self.lock_key)
         role = "alone" if self.role == "alone" else "worker"
         await self.upkeep.register(self.worker_id, "here", os.getpid(), role, self.lock_key, holds_lock=held)
 
@@ -196,6 +239,28 @@ class Life:
 
     async def _start_alone(self, run_id: str) -> None:
         self.wants_alone.append(run_id)
+
+    async def retire(self) -> bool:
+        """Let go of the case; False: this process cannot play another one.
+
+        One that has something left to do plays no other case. Connections that a fault hit are not kept.
+        """
+        special = any(point.fault in ("look", "freeze") for point in self.setting.plan)
+        if self.worker.busy or special:
+            return False
+        await self.session.close()
+        self.target.close()
+        if self.stage.fired:
+            self.pool.terminate()
+            self.kept = None
+        else:
+            idle = [await self.pool.acquire() for _ in range(self.pool.get_size())]
+            for connection in idle:
+                await connection.execute(f"set application_name = '{RETIRED}'")
+                await self.pool.release(connection)
+        if self.eye is not None:
+            await self.eye.execute(f"set application_name = '{RETIRED}'")
+        return True
 
     # -- what the theatre asks for ----------------------------------------------------------------------------
 
@@ -276,7 +341,7 @@ class Life:
         async with asyncio.timeout(LOCK_GONE_S):
             while True:
                 reaped += (await self.reaper.run_once(quick=quick)).reaped
-                left = await self.eye.fetchval(
+                left = await self.pool.fetchval(
                     "select count(*) from runs where claimed_by is not null and claimed_by <> $1", self.worker_id
                 )
                 if not left or not patient:
@@ -323,7 +388,7 @@ class Life:
     async def _skip_to_next(self, *, deliver: bool) -> bool:
         """Skip to the next thing that is due; False: nothing is."""
         now = self.clock.now()
-        due = await self.eye.fetchval(
+        due = await self.pool.fetchval(
             """select min(at) from (
                 select greatest(next_attempt_at, leased_until) as at from inbox
                 where handled_at is null and run_id is null and thread_ts <> ''
@@ -345,7 +410,7 @@ class Life:
         return True
 
     async def _left(self) -> str:
-        rows = await self.eye.fetch(
+        rows = await self.pool.fetch(
             """select 'letter ' || id || ' is not handled' as what from inbox where handled_at is null
                union all
                select place || ' is owed' from outbox where version > delivered_version and refused_at is null
@@ -379,19 +444,46 @@ async def _serve(setting: Setting, role: str, line: socket.socket, loop: WiredLo
     life = Life(setting, loop.stage, role)
     reader, writer = await asyncio.open_connection(sock=line)
     try:
+        loop.stage.note("born")
         await life.open(loop)
         writer.write(b'{"born": true}\n')
         leaving = asyncio.create_task(life.leaving.wait())
         while raw := await reader.readline():
-            doing = asyncio.create_task(life.do(json.loads(raw)))
+            command = json.loads(raw)
+            if command["do"] == "retire":
+                writer.write((json.dumps({"retired": await life.retire()}) + "\n").encode())
+                continue
+            if command["do"] == "begin":
+                life = await _begin(life, command["setting"], loop)
+                leaving.cancel()
+                leaving = asyncio.create_task(life.leaving.wait())
+                writer.write(b'{"born": true}\n')
+                continue
+            doing = asyncio.create_task(life.do(command))
             await asyncio.wait({doing, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if life.leaving.is_set():
                 await life.leave()
                 return
-            writer.write((json.dumps(await doing, default=str) + "\n").encode())
-    except (AtlasError, AssertionError, TimeoutError, OSError, asyncpg.PostgresError) as error:
-        writer.write((json.dumps({"broke": f"{type(error).__name__}: {error}"}) + "\n").encode())
+            answer = await doing
+            loop.stage.note("told")
+            writer.write((json.dumps(answer, default=str) + "\n").encode())
+    except Exception as error:  # noqa: BLE001  whatever it is, the case is told; a silent end would look like a fault
+        why = "".join(traceback.format_exception(error)[-2:])
+        writer.write((json.dumps({"broke": f"{type(error).__name__}: {error}: {why}"}) + "\n").encode())
         await writer.drain()
+
+
+async def _begin(former: Life, setting: str, loop: WiredLoop) -> Life:
+    """Be the process of another case: everything is made anew, but for the connections to PostgreSQL."""
+    given: Setting = replace(pickle.loads(b64decode(setting)), clock=former.clock)
+    stage = Stage(given.log, given.plan)
+    stage.transports = loop.stage.transports
+    os.close(loop.stage.log)
+    loop.stage = stage
+    stage.note("born")
+    life = Life(given, stage, former.role)
+    await life.open(loop, former)
+    return life
 
 
 def live(setting: Setting, role: str, line: socket.socket) -> None:

@@ -83,7 +83,7 @@ async def fork(setting: Setting, role: str) -> Process:
     ours, its = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        gc.freeze()  # what the parent holds is not ours to close
+        gc.disable()  # what the parent holds is not ours to close, and nobody lives long enough to fill the memory
         ours.close()
         live(setting, role, its)
     its.close()

@@ -14,14 +14,17 @@ import asyncio
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+from xml.etree import ElementTree
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -29,30 +32,37 @@ import asyncpg
 
 from storage.embedded import start_embedded
 from storage.migrate import migrate
-from tests.chaos.scenarios import BY_NAME, CROWDS, SCENARIOS
-from tests.chaos.series import (
+from tests.chaos.boundary import LOOKING
+from tests.chaos.places import (
     Case,
-    Row,
+    Place,
+    distinct,
     frozen_of,
-    in_order,
+    kinds_of,
+    kinds_tried,
     never_made,
     pairs_of,
-    part,
-    play_all,
-    points_of,
-    rows_of,
-    table,
+    places_of,
 )
+from tests.chaos.scenarios import BY_NAME, CROWDS, FROZEN, NEIGHBOURS, SCENARIOS
+from tests.chaos.series import Row, broken, in_order, part, play_all, rows_of, table
 from tests.chaos.theatre import Report
 
+ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
 # When time is limited: by when single faults, then pairs of kills, come to their end.
 SINGLE, TWICE = 0.7, 0.85
-# A clean shutdown is tried at every boundary of these.
-DEPLOYED = ("read", "write without approval", "approved", "two writes")
-# Targets that honour keys: what comes back may resend the one request that was in flight.
-FROZEN = ("write without approval", "approved", "again with its key")
-PAIRED = ("write without approval", "approved", "two writes", "it happened", "it did not happen", "again with its key")
+# Processes die here, the host does not, so nothing needs to reach a disk; databases are cleared between cases.
+SETTINGS = {
+    "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "wal_level": "minimal",
+    "max_wal_senders": "0", "autovacuum": "off", "shared_buffers": "48MB", "max_wal_size": "4GB",
+    "checkpoint_timeout": "1h", "jit": "off",
+}  # fmt: skip
+# Series whose cases are tests: nothing in them is killed by a plan.
+RACES = ("tests/integration/test_store_races.py",)
+HOST = ("tests/integration/test_chaos_part.py::test_all_runs_of_a_host_that_died_go_on_at_full_speed",)
+SEARCH = ("tests/integration/test_stateful_search.py",)
+HISTORIES = 300
 
 
 async def _statement(dsn: str, statement: str) -> None:
@@ -79,8 +89,7 @@ def server() -> Iterator[tuple[str, str]]:
     given = os.environ.get("DATABASE_URL")
     directory = Path(tempfile.mkdtemp(prefix="atlas-chaos-", dir="/tmp"))
     directory.chmod(0o711)
-    # Processes die here, the host does not, so nothing needs fsync.
-    embedded = None if given else asyncio.run(start_embedded(directory, settings={"fsync": "off"}))
+    embedded = None if given else asyncio.run(start_embedded(directory, settings=SETTINGS))
     dsn = given or (embedded.dsn if embedded else "")
     try:
         asyncio.run(_statement(dsn, f'create database "{template}"'))
@@ -94,18 +103,26 @@ def server() -> Iterator[tuple[str, str]]:
         shutil.rmtree(directory)
 
 
-def cases_of(fault_free: list[Report]) -> list[Case]:
-    """Return every single fault at every boundary."""
-    cases: list[Case] = []
-    for report in fault_free:
-        faults = ("kill", "cut", "leave") if report.scenario in DEPLOYED else ("kill", "cut")
-        cases += [(report.scenario, (point,)) for point in points_of(report.calls, faults)]
-    return cases
+def places_in(fault_free: list[Report]) -> list[tuple[str, Place]]:
+    """Return every single fault at every boundary, by scenario."""
+    return [(r.scenario, place) for r in fault_free for place in places_of(r.calls, ("kill", "cut", "leave"))]
 
 
 def frozen_cases(fault_free: list[Report]) -> list[Case]:
     """Return every boundary at which a process is stopped and comes back when its work was done by another."""
     return [(r.scenario, (point,)) for r in fault_free if r.scenario in FROZEN for point in frozen_of(r.calls)]
+
+
+def tests_of(names: tuple[str, ...], **environment: str) -> tuple[int, list[str]]:
+    """Run tests; return how many there were, and what was wrong."""
+    with tempfile.NamedTemporaryFile(prefix="atlas-chaos-", suffix=".xml") as told:
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={told.name}", *names]
+        ended = subprocess.run(
+            command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
+        found = list(ElementTree.parse(told.name).getroot().iter("testcase")) if ended.returncode in (0, 1) else []
+    wrong = [f"{case.get('name')}: {case[0].tag} {case[0].get('message')}" for case in found if len(case)]
+    return len(found), wrong or ([] if found and not ended.returncode else [ended.stdout[-2000:] + ended.stderr[-500:]])
 
 
 class Progress:
@@ -128,14 +145,17 @@ class Progress:
             print(f"{self.done} of {self.cases} cases, {each:.2f} s each, {self.wrong} wrong", file=sys.stderr)
 
 
-def said(rows: list[Row], seed: int, wrong: list[str]) -> str:
+def said(asked: argparse.Namespace, took_s: float, lines: list[str], rows: list[Row], wrong: list[str]) -> str:
     """Return the figures, with the date and the command."""
     command = shlex.join(["make", "chaos", *([f"ARGS={shlex.join(sys.argv[1:])}"] if sys.argv[1:] else [])])
     missed = sum(row.missed for row in rows)
+    took = f"{took_s / 60:.0f} minutes on {os.cpu_count()} cores"
     return "\n".join(
         [
-            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `{command}`, seed {seed}: {len(wrong)} violations.",
+            f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, `{command}`, seed {asked.seed}, {took}: {len(wrong)} violations.",
             f"{missed} faults found that their boundary did not come up again in their case.",
+            "",
+            *lines,
             "",
             table(rows),
         ]
@@ -149,19 +169,37 @@ def put_into(page: Path, figures: str) -> None:
     page.write_text(f"{head}{BEGIN}\n{figures}\n{END}{tail}", "utf-8")
 
 
-def main() -> int:
-    """Run what the command line asks for; return the exit code."""
+def series_line(name: str, what: str, wrong: int) -> str:
+    """Return a line of the table of series."""
+    return f"| {name} | {what} | {wrong} |"
+
+
+def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--scenario", action="append", choices=list(BY_NAME), help="only this one (may be repeated)")
     parser.add_argument("--part", choices=["ci"], help="ci: every scenario, every method in every phase")
     parser.add_argument("--seconds", type=float, help="begin no case after this many seconds")
-    parser.add_argument("--seed", type=int, default=1, help="order of the cases")
+    parser.add_argument("--seed", type=int, default=1, help="order of the cases, and which of equal places is tried")
     parser.add_argument("--only", help="only points whose description contains this text")
-    parser.add_argument("--side-by-side", type=int, default=2, help="cases at once")
+    parser.add_argument("--count", action="store_true", help="say how many single faults there are; try none")
+    parser.add_argument("--side-by-side", type=int, default=3, help="cases at once")
     parser.add_argument("--write", type=Path, help="put the figures between the marks of this file")
-    asked = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run what the command line asks for; return the exit code."""
+    asked = _asked()
     began = time.monotonic()
     names = asked.scenario or [scenario.name for scenario in SCENARIOS]
+    whole = not (asked.scenario or asked.part or asked.only)
+    lines = ["| series | what was tried | violations |", "| --- | --- | --- |"]
+    wrong: list[str] = []
+
+    def note(name: str, what: str, broken: list[str]) -> None:
+        lines.append(series_line(name, what, len(broken)))
+        wrong.extend(broken)
+
     with server() as (dsn, template):
 
         def played(cases: list[Case], share: float = 1.0) -> list[Report]:
@@ -170,23 +208,45 @@ def main() -> int:
             return play_all(dsn, template, cases, side_by_side=asked.side_by_side, until=until, told=told)
 
         fault_free = played([(name, ()) for name in names])
-        cases = [case for case in cases_of(fault_free) if asked.only is None or asked.only in str(case[1][0])]
-        cases = part(cases, asked.seed) if asked.part else in_order(cases, asked.seed)
+        only_looked = played([(name, (LOOKING,)) for name in names])
+        note("no fault, reads on connections that refuse writes", f"{len(fault_free)} scenarios, twice",
+             broken([*fault_free, *only_looked]))  # fmt: skip
+        if not asked.scenario:
+            note("every port method, every move", "in a run without a fault", never_made(fault_free))
+        places = [(name, place) for name, place in places_in(fault_free) if (asked.only or "") in str(place.point)]
+        singles = distinct(places, asked.seed)
+        if not asked.only and (lost := kinds_of(places) - kinds_tried(singles)):
+            wrong.extend(f"never tried: {kind}" for kind in sorted(lost))
+        cases = part(singles, asked.seed) if asked.part else in_order(singles, asked.seed)
+        if asked.count:
+            cases = []
         reports = played(cases, SINGLE)
-        more: list[Case] = [] if asked.scenario else [(crowd.name, ()) for crowd in CROWDS]
-        if not (asked.part or asked.only):
-            pairs = in_order(pairs_of(r for r in reports if r.scenario in PAIRED), asked.seed)
-            reports += played(pairs, TWICE)
-            cases += pairs
-            more += in_order(frozen_cases(fault_free), asked.seed)
-        reports += played(more)
-        cases += more
-    rows = rows_of(fault_free, cases, reports)
-    wrong = [line for row in rows for line in row.wrong]
-    wrong += [f"{report.scenario}: no fault: {line}" for report in fault_free for line in report.wrong]
-    if not asked.scenario:
-        wrong += [f"never tried: {what}" for what in never_made(fault_free)]
-    figures = said(rows, asked.seed, wrong)
+        said_of = f"{len(reports)} cases of {len(singles)}; {len(places)} faults at {len(places) - len(singles)}"
+        note("1 single faults", f"{said_of} places that are one with another", broken(reports))
+        if not (asked.part or asked.only or asked.count):
+            pairs = in_order(pairs_of(reports), asked.seed)
+            twice = played(pairs, TWICE)
+            note("2 twice in a row", f"{len(twice)} pairs of kills of {len(pairs)}", broken(twice))
+            frozen = in_order(frozen_cases(fault_free), asked.seed)
+            back = played(frozen)
+            note("3 come back late", f"{len(back)} cases of {len(frozen)}", broken(back))
+            cases, reports = [*cases, *pairs, *frozen], [*reports, *twice, *back]
+        if not (asked.scenario or asked.count):
+            crowds: list[Case] = [(crowd.name, ()) for crowd in CROWDS]
+            crowded = played(crowds)
+            note("5 bystanders", f"{len(crowded)} crowds of {NEIGHBOURS} runs beside one that kills", broken(crowded))
+            cases, reports = [*cases, *crowds], [*reports, *crowded]
+    if whole and not asked.count:
+        for series, tests, more, what in (
+            ("4 races", RACES, {}, "tests"),
+            ("5 a host with 10,000 runs", HOST, {}, "test"),
+            ("6 stateful search", SEARCH, {"ATLAS_STATEFUL_EXAMPLES": str(HISTORIES)}, f"test, {HISTORIES} histories"),
+        ):
+            ran, failed = tests_of(tests, **more)
+            note(series, f"{ran} {what}", failed)
+    points = Counter(name for name, _ in places)
+    rows = rows_of(fault_free, points, Counter(name for name, _ in singles), cases, reports)
+    figures = said(asked, time.monotonic() - began, lines, rows, wrong)
     print(figures)
     if asked.write is not None:
         put_into(asked.write, figures)

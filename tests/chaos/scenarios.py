@@ -408,4 +408,10 @@ CROWDS: tuple[Scenario, ...] = (
         (NEIGHBOURS,), ("answered", "failed"), check=_only_one_fell,
     ),
 )  # fmt: skip
+# Those in which a process is stopped and comes back: their targets honour keys, so that the one request that was in
+# flight may be sent again.
+FROZEN = (
+    "write without approval", "approved", "again with its key", "read", "declined", "two votes", "unreachable",
+    "follow-up", "supersede", "edit",
+)  # fmt: skip
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *CROWDS, DOUBLES)}

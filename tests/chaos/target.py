@@ -11,6 +11,7 @@ import signal
 import sqlite3
 from collections.abc import Sequence
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -164,6 +165,16 @@ class Errand(BaseModel):
 
     what: str = "quote"
     amount: int = 1
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **more: Any) -> dict[str, Any]:
+        """Return its schema, made once: it takes pydantic longer than a process of a case lives."""
+        return _schema(cls) if not args and not more else super().model_json_schema(*args, **more)
+
+
+@cache
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return super(Errand, Errand).model_json_schema()
 
 
 class Acting(Tool[Errand]):
