@@ -71,8 +71,21 @@ def encode_scope(scope: Scope) -> str:
 
 
 def parsed(text: str | None) -> Any:
-    """Return PostgreSQL's JSON as Python values; fractions as Decimal, as money must be."""
-    return None if text is None else json.loads(text, parse_float=Decimal)
+    """Return PostgreSQL's JSON of a row, or rows, as Python values; ``usd`` makes money of its fractions."""
+    return None if text is None else orjson.loads(text)
+
+
+def usd(amount: float) -> Decimal:
+    """Return money as its column has it: ten digits, of which a float's shortest form loses none."""
+    return Decimal(str(amount))
+
+
+def _stored(text: str) -> Any:
+    """Return JSON that we wrote into a text column; half a surrogate pair in it is beyond orjson."""
+    try:
+        return orjson.loads(text)
+    except ValueError:
+        return json.loads(text)
 
 
 def _time(text: str | None) -> datetime | None:
@@ -86,23 +99,23 @@ def run_of(row: dict[str, Any]) -> Run:
         team_id=row["team_id"],
         channel_id=row["channel_id"],
         thread_ts=row["thread_ts"],
-        owner=User.model_validate(json.loads(row["owner"])),
+        owner=User.model_validate(_stored(row["owner"])),
         question=row["question"],
-        route=json.loads(row["route"]),
+        route=_stored(row["route"]),
         limits=Limits(
             max_steps=row["max_steps"],
             max_tool_calls=row["max_tool_calls"],
-            max_spend_usd=Decimal(row["max_spend_usd"]),
+            max_spend_usd=usd(row["max_spend_usd"]),
             max_elapsed_s=row["max_elapsed_ms"] / 1000,
         ),
         state=RunState(row["state"]),
         halt_reason=HaltReason(row["halt_reason"]) if row["halt_reason"] is not None else None,
         fail_reason=row["fail_reason"],
         step=row["step"],
-        spend_usd=Decimal(row["spend_usd"]),
+        spend_usd=usd(row["spend_usd"]),
         tool_calls=row["tool_calls"],
         elapsed_ms=row["elapsed_ms"],
-        scope=Scope.model_validate(json.loads(row["scope"])),
+        scope=Scope.model_validate(_stored(row["scope"])),
         scope_resolved_at=datetime.fromisoformat(row["scope_resolved_at"]),
         claim_token=row["claim_token"],
         claimed_by=row["claimed_by"],
@@ -113,8 +126,8 @@ def run_of(row: dict[str, Any]) -> Run:
         charge_due=row["charge_due"],
         continuations=row["continuations"],
         halts=row["halts"],
-        next_worst_usd=Decimal(row["next_worst_usd"]),
-        dearest_call_usd=Decimal(row["dearest_call_usd"]),
+        next_worst_usd=usd(row["next_worst_usd"]),
+        dearest_call_usd=usd(row["dearest_call_usd"]),
         parent_id=row["parent_id"],
         created_at=datetime.fromisoformat(row["created_at"]),
         ended_at=_time(row["ended_at"]),
@@ -134,8 +147,8 @@ def suspension_of(row: dict[str, Any], votes: Sequence[str] | None = None) -> Su
         token=row["token"],
         tool=row["tool"],
         tool_version=row["tool_version"],
-        arguments=json.loads(row["arguments"]),
-        preview=json.loads(row["preview"]),
+        arguments=_stored(row["arguments"]),
+        preview=_stored(row["preview"]),
         digest=row["digest"],
         policy=Approval.model_validate_json(row["policy"]),
         asked_by=row["asked_by"],
@@ -145,7 +158,7 @@ def suspension_of(row: dict[str, Any], votes: Sequence[str] | None = None) -> Su
         decided_at=_time(row["decided_at"]),
         decided_by=row["decided_by"],
         reason=row["reason"],
-        edited_arguments=json.loads(row["edited_arguments"]) if row["edited_arguments"] is not None else None,
+        edited_arguments=_stored(row["edited_arguments"]) if row["edited_arguments"] is not None else None,
         edited_by=row["edited_by"],
         replaced_by=row["replaced_by"],
         replaces=row["replaces"],
@@ -163,7 +176,7 @@ def action_of(row: dict[str, Any]) -> Action:
         arguments_digest=row["arguments_digest"],
         idempotency_key=row["idempotency_key"],
         tool=row["tool"],
-        arguments=json.loads(row["arguments"]),
+        arguments=_stored(row["arguments"]),
         state=ActionState(row["state"]),
         intended_at=datetime.fromisoformat(row["intended_at"]),
         intended_age_s=float(row["intended_age_s"]),
@@ -176,7 +189,7 @@ def action_of(row: dict[str, Any]) -> Action:
 def trace_of(row: dict[str, Any]) -> TraceEntry:
     """Return the entry of a row of trace."""
     spend = row["spend_usd"]
-    return TraceEntry(row["kind"], json.loads(row["body"]), row["ms"], None if spend is None else Decimal(spend))
+    return TraceEntry(row["kind"], _stored(row["body"]), row["ms"], None if spend is None else usd(spend))
 
 
 def view_of(record: asyncpg.Record, kept: Sequence[StoredMessage] = ()) -> RunView:
