@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -58,11 +59,19 @@ SETTINGS = {
     "max_wal_senders": "0", "autovacuum": "off", "shared_buffers": "48MB", "max_wal_size": "4GB",
     "checkpoint_timeout": "1h", "jit": "off",
 }  # fmt: skip
-# Series whose cases are tests: nothing in them is killed by a plan.
-RACES = ("tests/integration/test_store_races.py",)
-HOST = ("tests/integration/test_chaos_part.py::test_all_runs_of_a_host_that_died_go_on_at_full_speed",)
-SEARCH = ("tests/integration/test_stateful_search.py",)
-HISTORIES = 300
+HISTORIES = 100
+# Series whose cases are tests: their names, what to tell them.
+TESTS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
+    ("4 races", ("tests/integration/test_store_races.py",), {}, "tests"),
+    (
+        "5 a host with 10,000 runs",
+        ("tests/integration/test_chaos_part.py::test_all_runs_of_a_host_that_died_go_on_at_full_speed",), {}, "test",
+    ),
+    (
+        "6 stateful search", ("tests/integration/test_stateful_search.py",),
+        {"ATLAS_STATEFUL_EXAMPLES": str(HISTORIES)}, f"test, {HISTORIES} histories",
+    ),
+)  # fmt: skip
 
 
 async def _statement(dsn: str, statement: str) -> None:
@@ -237,13 +246,11 @@ def main() -> int:
             note("5 bystanders", f"{len(crowded)} crowds of {NEIGHBOURS} runs beside one that kills", broken(crowded))
             cases, reports = [*cases, *crowds], [*reports, *crowded]
     if whole and not asked.count:
-        for series, tests, more, what in (
-            ("4 races", RACES, {}, "tests"),
-            ("5 a host with 10,000 runs", HOST, {}, "test"),
-            ("6 stateful search", SEARCH, {"ATLAS_STATEFUL_EXAMPLES": str(HISTORIES)}, f"test, {HISTORIES} histories"),
-        ):
-            ran, failed = tests_of(tests, **more)
-            note(series, f"{ran} {what}", failed)
+        with ThreadPoolExecutor() as threads:
+            ran = [threads.submit(tests_of, names, **more) for _, names, more, _ in TESTS]
+        for (series, _, _, what), each in zip(TESTS, ran, strict=True):
+            played_tests, failed = each.result()
+            note(series, f"{played_tests} {what}", failed)
     points = Counter(name for name, _ in places)
     rows = rows_of(fault_free, points, Counter(name for name, _ in singles), cases, reports)
     figures = said(asked, time.monotonic() - began, lines, rows, wrong)

@@ -125,6 +125,7 @@ async def _breaks_once(t: Theatre, how: str, tool: str) -> None:
     t.target.let(f"breaks:{tool}", how)
     await t.say(ASK)
     await t.decide()
+    await t.decide()  # a card that comes again since nothing could be checked
 
 
 async def _happened(t: Theatre) -> None:

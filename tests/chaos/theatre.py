@@ -591,5 +591,7 @@ async def play(house: House, scenario: Scenario, plan: tuple[Point, ...] = ()) -
         if not plan:
             report.calls = calls_of(log)
         if fired and [point.fault for point in plan] == ["kill"]:
-            report.after_first_fault = calls_of(log[fired[0] :])
+            # The recovery: until everything is settled. What the story does then, it does as without a fault.
+            settled = [at for at, line in enumerate(log) if at > fired[0] and line.get("settled")]
+            report.after_first_fault = calls_of(log[fired[0] : settled[0] if settled else None])
         return report
