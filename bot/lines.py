@@ -20,6 +20,17 @@ _ZWJ = "\u200d"
 # Format characters that change how neighbours look or are not seen at all, besides what unicodedata calls Cf.
 _INVISIBLE = {"\u115f", "\u1160", "\u3164", "\uffa0", "\u2800", "\u034f", "\u17b4", "\u17b5"}
 _PERSON = re.compile(r"[UW][A-Z0-9]{2,}")
+# What Atlas' own lines begin with, and what looks like it. Only Atlas shows these; strangers' are written out in words.
+_SIGNS = frozenset("✅☑✔✓🗸🗹❎❌✖✗✘🗷🚫⛔🛑⏳⌛✋🖐🤚❓❔🔁🔄🔂↩✏⏹⏸⏯▶⏭⏰")
+_SELECTORS = "\ufe0e\ufe0f"
+# Slack draws ":white_check_mark:" as its emoji in mrkdwn; a colon of another kind is no such code.
+_EMOJI_CODE = re.compile(r":(?=[a-z0-9_+'-]*[a-z][a-z0-9_+'-]*:)", re.IGNORECASE)
+# How a line of ours begins: a stranger's text that begins so is quoted where it stands alone.
+_OURS = re.compile(
+    r"\W*(approved|done|not executed|failed|outcome unknown|declined|expired|replaced by|edited by|stopped|"
+    r"it happened|it did not happen|waiting for|decided|atlas)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +112,21 @@ def whole(text: str) -> str:
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").replace("\0", "")
 
 
-def visible(text: str, *, lines: bool = False) -> str:
-    """Return *text* with every bidi, zero-width and control character written out as ``⟨U+202E⟩``.
+def visible(text: str, *, lines: bool = False, signs: bool = False) -> str:
+    """Return a stranger's *text* with every bidi, zero-width and control character written out as ``⟨U+202E⟩``.
 
-    Newlines become " ⏎ " unless *lines*. A joiner inside an emoji stays.
+    So is every sign that Atlas' own lines begin with, by its name: no stranger's text looks as if Atlas had decided
+    something (*signs*: they stay, in a text of ours whose strangers' parts went through here before). Newlines become
+    " ⏎ " unless *lines*. A joiner inside an emoji stays.
     """
     shown: list[str] = []
     text = whole(text).replace("\r\n", "\n")
     for at, character in enumerate(text):
-        if character == "\n":
+        if character in _SIGNS and not signs:
+            shown.append(f"⟨{unicodedata.name(character).lower()}⟩")
+        elif character in _SELECTORS and not signs and at and text[at - 1] in _SIGNS:
+            continue
+        elif character == "\n":
             shown.append("\n" if lines else " ⏎ ")
         elif character == "\t":
             shown.append(" ")
@@ -120,6 +137,21 @@ def visible(text: str, *, lines: bool = False) -> str:
         else:
             shown.append(character)
     return "".join(shown)
+
+
+def said(text: str) -> str:
+    """Return a stranger's *text* in quotation marks that it cannot close, for a line of ours."""
+    return f"“{visible(text.strip()).translate(_NO_QUOTES)}”"
+
+
+_NO_QUOTES = str.maketrans("“”„‟❝❞", '""""""')
+
+
+def set_apart(text: str) -> str:
+    """Return a stranger's *text* that stands alone: in quotation marks when it begins as a line of ours would."""
+    shown = visible(text)
+    letters = unicodedata.normalize("NFKC", shown)
+    return said(text) if letters.startswith("⟨") or _OURS.match(letters) else shown
 
 
 def _inside_emoji(text: str, at: int) -> bool:
@@ -141,10 +173,14 @@ def escape(text: str) -> str:
 
 def escape_and_clip(text: str, limit: int) -> str:
     """Return escaped *text* of at most *limit* characters, cut without splitting an entity; never empty."""
-    escaped = escape(text.strip()) or EMPTY
+    escaped = _no_codes(escape(text.strip())) or EMPTY
     if len(escaped) <= limit:
         return escaped
     return re.sub(r"&[a-z]*$", "", escaped[: limit - 1]).rstrip() + "…"
+
+
+def _no_codes(text: str) -> str:
+    return _EMOJI_CODE.sub("∶", text)
 
 
 def unescape(text: str) -> str:
@@ -219,13 +255,13 @@ def mrkdwn(line: Line) -> str:
             case Link(url, label):
                 words.append(f"<{url}|{escape(label)}>")
             case Bold(text):
-                words.append(f"*{escape(text)}*")
+                words.append(f"*{_no_codes(escape(text))}*")
             case Code(text):
                 words.append(f"`{escape(text).replace('`', 'ˋ')}`")
             case Struck(text):
-                words.append(f"~{escape(text)}~")
+                words.append(f"~{_no_codes(escape(text))}~")
             case _:
-                words.append(escape(_word(part)))
+                words.append(_no_codes(escape(_word(part))))
     return "".join(words).strip() or EMPTY
 
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from urllib.parse import quote
 
-from bot.lines import Bold, Channel, Code, Group, Line, Link, Part, When, Who, clip, joined, plain, usd, visible
+from bot.lines import Bold, Channel, Code, Group, Line, Link, Part, When, Who, clip, joined, plain, said, usd, visible
 from core.approvals import Refusal, channel_of
 from core.budget import BUDGET_REASONS, granted
 from core.ports import Stopped
@@ -215,7 +215,7 @@ def phase(suspension: Suspension, newer: Link | None, *, again: bool = False) ->
         case SuspensionStatus.APPROVED:
             return _after_approval(suspension, by)
         case SuspensionStatus.DECLINED:
-            why: Line = (": ", visible(suspension.reason)) if suspension.reason else ()
+            why: Line = (": ", said(suspension.reason)) if suspension.reason else ()
             return "🚫", (Bold("Declined"), " by ", by, *why)
         case SuspensionStatus.EXPIRED:
             at = When(suspension.expires_at)
@@ -239,7 +239,7 @@ def phase(suspension: Suspension, newer: Link | None, *, again: bool = False) ->
         case SuspensionStatus.HAPPENED:
             return "✅", (Bold("It happened"), ", says ", by)
         case SuspensionStatus.DID_NOT_HAPPEN:
-            return "❎", (Bold("It did not happen"), ", says ", by)
+            return "🚫", (Bold("It did not happen"), ", says ", by, " · not counted as done")
         case _:
             return "✋", ("Waiting for a decision",)
 

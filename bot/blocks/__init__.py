@@ -55,7 +55,8 @@ def render(row: OutboxRow, inputs: RenderInputs, version: int, around: Surroundi
         case "alert":
             text, blocks = run_messages.alert(inputs, around, row.place)
         case _:
-            text, blocks = run_messages.notice(inputs)
+            # What is about one suspension names its title, and a person's reason: it is one line, whatever they hold.
+            text, blocks = run_messages.notice(inputs, one_line=bool(row.ref))
     return Rendered(clip(text, FALLBACK_LIMIT), identified(blocks, version), goes_on)
 
 

@@ -1,17 +1,29 @@
 """What a write would do, as blocks: fields, table, totals, text; whether it fits a card; pages when it does not.
 
-Decides: what is cut and when a card may carry Approve. Does not: decide what a preview says (the tool does). The
-failure it can cause: a cut-off artefact that can be approved; so ``fits`` and the renderer use the same limits.
+Decides: what is cut, when a card may carry Approve, and that nothing in it stands as a line of Atlas' own would:
+strangers' words have a label, a quote's bar or a table around them. Does not: decide what a preview says (the tool
+does). The failure it can cause: a cut-off artefact that can be approved; so ``fits`` and the renderer use the same
+limits.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from bot.lines import EMPTY, Block, Bold, Line, Part, Struck, clip, escape_and_clip, plain_text, rich, visible
+from bot.blocks.changes import LONGEST_LABEL, Change, columns_of, preview_of
+from bot.lines import (
+    EMPTY,
+    Block,
+    Bold,
+    Line,
+    Part,
+    Struck,
+    clip,
+    escape_and_clip,
+    plain_text,
+    rich,
+    set_apart,
+    visible,
+)
 from core.run import Suspension
 from core.tools import Preview
 
@@ -29,29 +41,9 @@ LINES_SHOWN_OF_MANY = 8
 # Wider than this, a value does not stand beside its label.
 _NARROW = 90
 _PAGE_CHARACTERS = 6_000
+# With its label, a piece is no longer than LONGEST_TEXT.
+_PIECE = LONGEST_TEXT - 200
 _PAGE_ROWS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """One difference between two versions of an artefact."""
-
-    label: str
-    old: str
-    new: str
-
-
-def preview_of(suspension: Suspension) -> Preview:
-    """Return the stored preview; one that no longer loads is shown as its JSON text."""
-    try:
-        return Preview.model_validate(suspension.preview)
-    except ValidationError:
-        return Preview(title=suspension.tool, text=json.dumps(suspension.preview, ensure_ascii=False, indent=1))
-
-
-def columns_of(preview: Preview) -> list[str]:
-    """Return the table's columns: the first row's keys, then those that only later rows have."""
-    return list(dict.fromkeys(key for row in preview.lines for key in row))
 
 
 def fits(preview: Preview, changes: Sequence[Change]) -> bool:
@@ -66,7 +58,9 @@ def fits(preview: Preview, changes: Sequence[Change]) -> bool:
     values += [value for change in changes for value in (change.old, change.new)]
     labels = [*preview.fields, *preview.totals, *(change.label for change in changes)]
     cells = [cell for row in preview.lines for cell in (*row, *row.values())]
-    if any(len(visible(value)) > LONGEST_VALUE for value in values) or any(len(visible(it)) > 100 for it in labels):
+    if any(len(visible(value)) > LONGEST_VALUE for value in values) or any(
+        len(visible(it)) > LONGEST_LABEL for it in labels
+    ):
         return False
     return sum(len(visible(it)) for it in (*values, *labels, *cells, preview.text)) <= MOST_CHARACTERS
 
@@ -86,16 +80,12 @@ def artefact(preview: Preview, *, table: bool = True) -> list[Block]:
     blocks: list[Block] = []
     title = visible(preview.title)
     if len(title) > HEADER:
-        blocks.append(rich_line((title,)))
+        blocks.append(titled("Title", title))
     blocks += pairs(preview.fields)
     if preview.lines:
         blocks.append(_table(preview.lines, columns_of(preview)) if table else listed(preview.lines))
     if preview.totals:
-        sections = [
-            {"type": "rich_text_section", "elements": rich((f"{visible(label)}: ", Bold(visible(value))))}
-            for label, value in preview.totals.items()
-        ]
-        blocks.append({"type": "rich_text", "elements": sections})
+        blocks += _totals(preview.totals)
     if preview.text:
         blocks.append(quoted(preview.text))
     return blocks
@@ -133,9 +123,9 @@ def pairs(fields: dict[str, str]) -> list[Block]:
             if row:
                 blocks.append({"type": "section", "fields": row})
                 row = []
-            blocks.append(rich_line((Bold(name), "\n", shown or EMPTY)))
+            blocks.append(titled(name, shown))
             continue
-        row += [{"type": "mrkdwn", "text": f"*{escape_and_clip(_tame(name), 200)}*", "verbatim": True},
+        row += [{"type": "mrkdwn", "text": f"*{escape_and_clip(_tame(name), 1_900)}*", "verbatim": True},
                 plain_text(shown, 2_000)]  # fmt: skip
         if len(row) == 10:
             blocks.append({"type": "section", "fields": row})
@@ -143,6 +133,25 @@ def pairs(fields: dict[str, str]) -> list[Block]:
     if row:
         blocks.append({"type": "section", "fields": row})
     return blocks
+
+
+def titled(label: str, text: str) -> Block:
+    """Return visible text under its label, both behind a quote's bar: it is visibly not ours."""
+    line: Line = (Bold(f"{label}:"), "\n", text or EMPTY)
+    return {"type": "rich_text", "elements": [{"type": "rich_text_quote", "elements": rich(line)}]}
+
+
+def _totals(totals: dict[str, str]) -> list[Block]:
+    """Return totals: short ones as lines of label and value, long ones behind a quote's bar."""
+    blocks: list[Block] = []
+    sections: list[Block] = []
+    for label, value in totals.items():
+        name, shown = visible(label) or EMPTY, visible(value)
+        if len(name) + len(shown) > _NARROW or set_apart(label) != visible(label):
+            blocks.append(titled(name, shown))
+        else:
+            sections.append({"type": "rich_text_section", "elements": rich((f"{name}: ", Bold(shown)))})
+    return [*([{"type": "rich_text", "elements": sections}] if sections else []), *blocks]
 
 
 def _tame(label: str) -> str:
@@ -163,7 +172,9 @@ def _table(lines: Sequence[dict[str, str]], columns: Sequence[str]) -> Block:
 
 
 def _cell(text: str) -> Block:
-    return {"type": "raw_text", "text": visible(text).strip() or EMPTY}
+    # A tick alone in a table's cell says nothing in Atlas' name.
+    alone = len(text.strip()) <= 2
+    return {"type": "raw_text", "text": visible(text, signs=alone).strip() or EMPTY}
 
 
 def _numeric(lines: Sequence[dict[str, str]], column: str) -> bool:
@@ -183,58 +194,9 @@ def listed(lines: Sequence[dict[str, str]], start: int = 1) -> Block:
     return {"type": "rich_text", "elements": [ordered]}
 
 
-def changes_between(old: Suspension, new: Suspension) -> list[Change]:
-    """List what differs between two suspensions of one call, each field once."""
-    before, after = preview_of(old), preview_of(new)
-    found = _changed({"Title": before.title}, {"Title": after.title})
-    found += _changed(before.fields, after.fields)
-    found += _changed(_cells(before), _cells(after))
-    found += _changed(before.totals, after.totals)
-    found += _changed({"Text": before.text}, {"Text": after.text})
-    if not found:
-        found = _changed(_flat(old.arguments), _flat(new.arguments))
-    if not found and old.tool_version != new.tool_version:
-        found = [Change("Version of the tool", old.tool_version, new.tool_version)]
-    return found
-
-
-def _changed(old: dict[str, str], new: dict[str, str]) -> list[Change]:
-    labels = dict.fromkeys([*old, *new])
-    return [Change(it, old.get(it, ""), new.get(it, "")) for it in labels if old.get(it, "") != new.get(it, "")]
-
-
-def _cells(preview: Preview) -> dict[str, str]:
-    columns = columns_of(preview)
-    if not columns:
-        return {}
-    keys = [row.get(columns[0], "") for row in preview.lines]
-    unique = len(set(keys)) == len(keys)
-    cells: dict[str, str] = {}
-    for number, row in enumerate(preview.lines, 1):
-        name = row.get(columns[0], "") if unique else f"line {number}"
-        cells |= {
-            f"{name} · {column}": row.get(column, "") for column in columns if not (unique and column == columns[0])
-        }
-        if len(columns) == 1:
-            cells[name] = row.get(columns[0], "")
-    return cells
-
-
-def _flat(value: Any, path: str = "") -> dict[str, str]:
-    if isinstance(value, dict) and value:
-        return {k: v for key, it in value.items() for k, v in _flat(it, f"{path}.{key}" if path else str(key)).items()}
-    if isinstance(value, list) and value:
-        return {k: v for n, it in enumerate(value, 1) for k, v in _flat(it, f"{path} {n}").items()}
-    return {path or "arguments": value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}
-
-
 def change_list(changes: Sequence[Change], most: int = MOST_CHANGES) -> list[Block]:
     """Return old → new for each change."""
-    items = []
-    for change in changes[:most]:
-        old, new = clip(visible(change.old), LONGEST_VALUE), clip(visible(change.new), LONGEST_VALUE)
-        line: Line = (f"{clip(visible(change.label), 100)}: ", Struck(old), " → ", Bold(new))
-        items.append({"type": "rich_text_section", "elements": rich(line)})
+    items = [{"type": "rich_text_section", "elements": rich(change.line(LONGEST_VALUE))} for change in changes[:most]]
     if not items:
         return []
     elements = [{"type": "rich_text_section", "elements": rich((Bold("What changed"),))},
@@ -248,11 +210,10 @@ def change_list(changes: Sequence[Change], most: int = MOST_CHANGES) -> list[Blo
 def pages(suspension: Suspension, changes: Sequence[Change]) -> list[list[Block]]:
     """Return the whole artefact, uncut, as pages of a modal."""
     preview = preview_of(suspension)
-    units = _sliced((Bold(visible(preview.title) or EMPTY),))
+    # A short one stands above each page.
+    units = _sliced((Bold("Title"), "\n", visible(preview.title))) if len(visible(preview.title)) > HEADER else []
     for change in changes:
-        old, new = visible(change.old) or EMPTY, visible(change.new) or EMPTY
-        line: Line = ("Changed · ", visible(change.label), ": ", Struck(old), " → ", Bold(new))
-        units += _sliced(line)
+        units += _sliced(("Changed · ", *change.line()))
     for label, value in preview.fields.items():
         units += _sliced((Bold(visible(label)), "\n", visible(value) or EMPTY))
     for number in range(0, len(preview.lines), 10):
@@ -272,7 +233,7 @@ def pages(suspension: Suspension, changes: Sequence[Change]) -> list[list[Block]
 
 
 def _parts(text: str) -> list[str]:
-    return [text[at : at + LONGEST_TEXT] for at in range(0, len(text), LONGEST_TEXT)]
+    return [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
 
 
 def _sliced(line: Line) -> list[tuple[int, Block]]:
@@ -291,7 +252,18 @@ def _sliced(line: Line) -> list[tuple[int, Block]]:
                 pieces += [Struck(piece) for piece in _parts(text)]
             case _:
                 pieces.append(part)
-    return [(LONGEST_TEXT, rich_line((piece,))) for piece in pieces]
+    found: list[tuple[int, Block]] = []
+    pending: list[Part] = []
+    room = LONGEST_TEXT
+    for piece in pieces:
+        length = len(piece if isinstance(piece, str) else getattr(piece, "text", ""))
+        # A label goes with the beginning of what it stands above.
+        if pending and length > room:
+            found.append((LONGEST_TEXT - room, rich_line(tuple(pending))))
+            pending, room = [], LONGEST_TEXT
+        pending.append(piece)
+        room -= length
+    return [*found, (LONGEST_TEXT - room, rich_line(tuple(pending)))]
 
 
 def _paged(units: Sequence[tuple[int, Block]]) -> list[list[Block]]:

@@ -6,24 +6,26 @@ cause: a card that shows less than the digest covers; an artefact that does not 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bot import texts
 from bot.blocks.artefact import (
-    Change,
+    HEADER,
     artefact,
     beginning,
     change_list,
-    changes_between,
     fits,
     header,
-    preview_of,
+    quoted,
     rich_line,
+    titled,
 )
-from bot.lines import Block, Bold, Code, Line, Link, When, Who, clip, mrkdwn, plain_text, visible
+from bot.blocks.changes import Change, changes_between, preview_of
+from bot.lines import Block, Bold, Code, Line, Link, When, Who, clip, mrkdwn, plain_text, set_apart, visible
 from core.ports import RenderInputs
 from core.run import Run, Suspension, SuspensionKind, SuspensionStatus
 
+LONGEST_REASON = 1_000
 # The note of a changed card; its first line says so already.
 _SAID_BY_VERSUS = "it changed while it was waiting"
 
@@ -86,17 +88,16 @@ def card(
     whole = fits(preview, changes)
     is_open = suspension.status is SuspensionStatus.OPEN
     if suspension.kind is SuspensionKind.OUTCOME:
-        action = Bold(clip(visible(preview.title), 1_000))
-        blocks = [header("Did it happen?"), rich_line((action, f"\n{texts.LOST_SIGHT}"))]
+        blocks = [header("Did it happen?")]
     else:
-        blocks = [header(preview.title)]
+        blocks = [header(set_apart(preview.title))]
     fallback = _status(blocks, suspension, run, inputs, around, preview.title)
     if is_open and inputs.versus:
         blocks += change_list(changes)
+    if suspension.kind is SuspensionKind.OUTCOME and not (whole and len(visible(preview.title)) > HEADER):
+        blocks.append(titled("Action", clip(visible(preview.title), 1_000)))
     blocks += artefact(preview, table=table) if whole else beginning(preview, _all_of_it(suspension) if is_open else "")
     if is_open:
-        text = mrkdwn(texts.waiting_for(suspension, run, around.groups))
-        blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
         blocks.append({"type": "actions", "elements": buttons(suspension, whole=whole)})
     elif suspension.status is SuspensionStatus.EXPIRED and inputs.continuable:
         blocks.append(
@@ -149,14 +150,27 @@ def reminder(inputs: RenderInputs, around: Surroundings) -> tuple[str, list[Bloc
 def _status(
     blocks: list[Block], suspension: Suspension, run: Run, inputs: RenderInputs, around: Surroundings, title: str
 ) -> str:
-    """Append the lines that say where the suspension stands; return the fallback text."""
+    """Append the lines that say where the suspension stands; return the fallback text.
+
+    The first of them stands below the header of every card, open or not, so that nothing else can be taken for it.
+    """
     title = clip(visible(title), 150)
     if suspension.status is not SuspensionStatus.OPEN:
         newer = inputs.links.get(f"card:{suspension.replaced_by}") if suspension.replaced_by else None
         again = bool(inputs.content.get("asked_again"))
-        sign, words = texts.phase(suspension, around.link(newer, "open it", run.thread_ts), again=again)
-        blocks.append(rich_line((f"{sign} ", *(part for part in _short(words)))))
+        link = around.link(newer, "open it", run.thread_ts)
+        sign, words = texts.phase(suspension, link, again=again)
+        reason = suspension.reason if suspension.status is SuspensionStatus.DECLINED else None
+        bare = texts.phase(replace(suspension, reason=None), link, again=again)[1] if reason else words
+        blocks.append(rich_line((f"{sign} ", *_short(bare))))
+        if reason:
+            blocks.append(quoted(clip(reason, LONGEST_REASON)))
         return mrkdwn((f"{sign} ", *_short(words), f" · {title}"))
+    waiting = texts.waiting_for(suspension, run, around.groups)
+    if suspension.kind is SuspensionKind.OUTCOME:
+        waiting = (f"{texts.LOST_SIGHT} ", *waiting)
+    text = mrkdwn(("✋ ", *waiting))
+    blocks.append({"type": "section", "text": {"type": "mrkdwn", "text": text[:3000], "verbatim": True}})
     editor = inputs.versus.edited_by if inputs.versus else None
     if editor:
         blocks.append(
@@ -167,7 +181,8 @@ def _status(
             rich_line((Bold("This changed while it was waiting"), ", so it is asked again. Please look anew."))
         )
     if suspension.note and not (inputs.versus and (editor or suspension.note == _SAID_BY_VERSUS)):
-        blocks.append(rich_line(texts.naming(clip(visible(suspension.note), 1_000), _concerned(inputs))))
+        note = texts.naming(clip(visible(suspension.note), 1_000), _concerned(inputs))
+        blocks.append(rich_line(("Note: ", *note)))
     question = "Did it happen" if suspension.kind is SuspensionKind.OUTCOME else "Waiting for approval"
     return mrkdwn((f"✋ {question}: {title} · asked by ", Who(suspension.asked_by)))
 

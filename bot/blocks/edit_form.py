@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bot.blocks.artefact import preview_of
+from bot.blocks.changes import preview_of
 from bot.lines import Block, clip, plain_text, visible
 from core.run import Suspension
 

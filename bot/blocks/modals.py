@@ -7,9 +7,10 @@ page approves something else than its pages showed; so it carries the token and 
 import json
 
 from bot import texts
-from bot.blocks.artefact import pages, preview_of, rich_line
+from bot.blocks.artefact import HEADER, pages, rich_line
 from bot.blocks.cards import changes_of, context
-from bot.lines import Block, Code, Line, clip, mrkdwn, plain_text, rich, visible
+from bot.blocks.changes import preview_of
+from bot.lines import Block, Bold, Code, Line, clip, mrkdwn, plain_text, rich, visible
 from core.run import Run, Suspension, SuspensionKind, SuspensionStatus
 
 DETAILS_NEXT, DETAILS_APPROVE, DECLINE = "details_next", "details_approve", "decline_reason"
@@ -52,8 +53,10 @@ def details(suspension: Suspension, versus: Suspension | None, run: Run, press: 
     made = pages(suspension, changes_of(suspension, versus))
     page = max(0, min(page, len(made) - 1))
     where: Line = (f"Page {page + 1} of {len(made)} · digest ", Code(suspension.digest[:8]))
-    heading: Line = (clip(visible(preview_of(suspension).title), 150),)
-    blocks = [rich_line(heading), context(where), *made[page]]
+    # The first page holds the whole of a title that is too long to stand here.
+    title = visible(preview_of(suspension).title)
+    heading = [rich_line((Bold(clip(title, HEADER)),))] if page or len(title) <= HEADER else []
+    blocks = [*heading, context(where), *made[page]]
     view = _modal("Details", blocks)
     carried = {**json.loads(press), "p": page}
     view["private_metadata"] = json.dumps(carried, separators=(",", ":"))

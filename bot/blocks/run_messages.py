@@ -201,9 +201,10 @@ def failure(inputs: RenderInputs) -> tuple[str, list[Block]]:
     return mrkdwn(("⛔ Failed. ", *why)), blocks
 
 
-def notice(inputs: RenderInputs) -> tuple[str, list[Block]]:
-    """Return a line for a thread. *content*: {text, mention?}: a user id (or several) to be notified."""
-    text = clip(visible(str(inputs.content.get("text") or ""), lines=True), 12_000)
+def notice(inputs: RenderInputs, *, one_line: bool = False) -> tuple[str, list[Block]]:
+    """Return a line for a thread. *content*: {text, mention?}: a user id (or several) to be notified. *one_line*: it
+    holds strangers' words as they are, so it has neither lines nor signs of ours."""
+    text = clip(visible(str(inputs.content.get("text") or ""), lines=not one_line, signs=not one_line), 12_000)
     mention = inputs.content.get("mention")
     people = [mention] if isinstance(mention, str) else list(mention or [])
     named: list[Part] = []

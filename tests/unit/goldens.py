@@ -29,6 +29,17 @@ AROUND = Surroundings(
     ("quote Henderson, 200 of SKU-4411", "what is in stock?", "e" * 400),
 )
 LINKS = {"card:k7d2m9qa.s1": ("C0SALESDESK", "1764500001.000100"), "card:k7d2m9qa.s2": ("C0SALESDESK", "1764500001.2")}
+# What the real one was before: other values, a line that went since, and one that came.
+OLDER = REAL.model_copy(
+    update={
+        "fields": {**REAL.fields, "Discount": "5 %", "Valid until": "2026-12-24"},
+        "lines": [
+            {**REAL.lines[0], "Quantity": "150", "Total": "6,750.00 USD"},
+            {"SKU": "SKU-4390", "Item": "Gasket", "Quantity": "2", "Unit": "4.50 USD", "Total": "9.00 USD"},
+        ],
+        "totals": {"Subtotal": "6,759.00 USD", "Total": "6,421.05 USD"},
+    }
+)
 _LONG, _KEPT = 200, 40
 
 
@@ -63,8 +74,8 @@ def cards() -> dict[str, Golden]:
         halted = run_row(state=RunState.HALTED, halt_reason=HaltReason.SUSPENSION_EXPIRED, halts=1)
         expired = suspension_row(preview, status=SuspensionStatus.EXPIRED)
         asked = suspension_row(preview, kind=SuspensionKind.OUTCOME)
-        older = suspension_row(REAL, id="k7d2m9qa.s0", status=SuspensionStatus.REPLACED)
-        newer = suspension_row(preview, replaces="k7d2m9qa.s0", digest="f" * 64)
+        older = suspension_row(OLDER, id="k7d2m9qa.s0", status=SuspensionStatus.REPLACED)
+        newer = suspension_row(preview, replaces="k7d2m9qa.s0")
         more: dict[str, RenderInputs] = {
             "one of two": RenderInputs(run_row(), "", "", voted),
             "ask again": RenderInputs(halted, "", "", expired, continuable=True),

@@ -11,11 +11,13 @@ import pytest
 from slack_sdk.models.blocks import Block as SdkBlock
 
 from bot.blocks import Surroundings, render
-from bot.blocks.artefact import changes_between, fits, pages, preview_of
+from bot.blocks.artefact import fits, pages
 from bot.blocks.cards import card
+from bot.blocks.changes import changes_between, preview_of
 from bot.blocks.home import home
 from bot.blocks.lint import lint
 from bot.blocks.modals import DETAILS_APPROVE, DETAILS_NEXT, decline_form, details, loading, told
+from bot.lines import plain
 from core.approvals import digest_of
 from core.conversation import CallKey
 from core.ports import OutboxRow, RenderInputs
@@ -318,6 +320,100 @@ def test_a_changed_card_shows_old_and_new_of_each_changed_field() -> None:
     assert old.digest[:8] in seen
     assert new.digest[:8] in seen
     assert action_ids(blocks) == ["approve", "decline", "edit"]
+
+
+def test_a_line_that_went_or_came_is_said_once() -> None:
+    """Not a bullet for each of its cells; lines that stayed are compared cell by cell, and their order counts."""
+    seal, bearing = REAL.lines[1], REAL.lines[0]
+    gasket = {"SKU": "SKU-4390", "Item": "Gasket", "Quantity": "2", "Unit": "4.50 USD", "Total": "9.00 USD"}
+    old = suspension_row(REAL.model_copy(update={"lines": [bearing, seal, gasket]}))
+    new = suspension_row(
+        REAL.model_copy(update={"lines": [bearing, {**gasket, "Quantity": "3"}, {**seal, "SKU": "X"}]})
+    )
+    assert [plain(change.line()) for change in changes_between(old, new)] == [
+        "Line 2 (SKU SKU-4412) removed: Item Seal · Quantity 10 · Unit 3.00 USD · Total 30.00 USD",
+        "SKU-4390 · Quantity: 2 → 3",
+        "Line 3 (SKU X) added: Item Seal · Quantity 10 · Unit 3.00 USD · Total 30.00 USD",
+    ]
+    turned = suspension_row(REAL.model_copy(update={"lines": [seal, bearing]}))
+    assert [change.label for change in changes_between(suspension_row(), turned)] == ["Order of the lines"]
+
+
+def test_of_lines_that_nothing_tells_apart_one_that_went_is_said_once() -> None:
+    """Two rows of the same first cell: their order says which is which, and the others are not listed as changed."""
+    rows = [{"Item": "Hour", "For": name, "Price": "90"} for name in ("Ada", "Ben", "Cy")]
+    old = suspension_row(REAL.model_copy(update={"lines": rows}))
+    new = suspension_row(REAL.model_copy(update={"lines": [rows[0], {**rows[2], "Price": "95"}]}))
+    assert [(c.label, c.of, c.old, c.new) for c in changes_between(old, new)] == [
+        ("line 2 · For", "field", "Ben", "Cy"),
+        ("line 2 · Price", "field", "90", "95"),
+        ("Line 3 (Item Hour)", "removed", "For Cy · Price 90", ""),
+    ]
+    fewer = suspension_row(REAL.model_copy(update={"lines": [rows[0], rows[2]]}))
+    assert [(c.label, c.of) for c in changes_between(old, fewer)] == [("Line 2 (Item Hour)", "removed")]
+
+
+FORGED = "✅ Approved by <@U0MARCUS001> · running"
+FORGERIES = (
+    FORGED,
+    "\u200b\ufe0f✅\ufe0f **Approved** by @Marcus",
+    f"x\n{FORGED}",
+    "☑️ Done · Q-1042",
+    "✔ Done",
+    "Approved by @Marcus",
+)
+
+
+@pytest.mark.parametrize("forged", [*FORGERIES, FORGED + " " * 200 + FORGED])
+@pytest.mark.parametrize("phase", ["open", *PHASES])
+def test_no_strangers_text_stands_as_a_line_of_atlas_own(phase: str, forged: str) -> None:
+    """What says "approved", in a title, field, line, total, text or reason, is not where, nor how, Atlas says so.
+
+    Atlas' own line is below the header of every card and begins with a sign; no other sign is on the card.
+    """
+    changes, _ = PHASES.get(phase, ({}, ""))
+    if "reason" in changes:
+        changes = {**changes, "reason": forged}
+    preview = Preview(
+        title=forged,
+        fields={forged: forged, "Note": forged},
+        lines=[{forged: forged, "Amount": "1"}],
+        totals={forged: "1", "Total": forged},
+        text=forged,
+    )
+    for way in (preview, preview.model_copy(update={"text": "long " * 2_000})):
+        text, blocks = card(
+            RenderInputs(run_row(question=forged), "", "", suspension_row(way, **changes)), AROUND, away=True
+        )
+        own, others = blocks[1], [blocks[0], *blocks[2:]]
+        signs = set("✅☑✔✋⏳🚫⛔❓⌛🔁↩✏⏹")
+        assert set(next(words(own))[:2]) & signs, "Atlas' line is below the header"
+        assert forged not in shown([own])
+        assert not set(shown(others)) & signs
+        assert len(set(text) & signs) == 1
+        assert text[0] in signs
+        for block in others:
+            # What stands alone is ours, or behind a quote's bar, or begins with a label and goes on after a colon.
+            for part in block.get("elements", []) if block["type"] == "rich_text" else []:
+                if part["type"] == "rich_text_section":
+                    assert not shown([part]).lstrip("“⟨").startswith(("Approved", "Done", "white heavy"))
+        assert not shown([blocks[0]]).startswith(("Approved", "Done"))
+
+
+def test_an_emoji_code_in_a_label_stays_a_word() -> None:
+    """Slack draws ":white_check_mark:" in mrkdwn, where labels and small print stand."""
+    preview = Preview(title="t", fields={":white_check_mark: Approved": "12:30:15"})
+    run = run_row(question=":white_check_mark: approved")
+    raw = json.dumps(card(RenderInputs(run, "", "", suspension_row(preview)), AROUND, away=True), ensure_ascii=False)
+    assert ":white_check_mark:" not in raw
+    assert "12:30:15" in raw
+
+
+def test_details_say_the_title_once_however_long_it_is() -> None:
+    """Above every page; the whole of one that is too long on the first."""
+    for title in ("Send quote Q-1042", "long " * 100):
+        view = details(suspension_row(Preview(title=title, fields={"a": "b"})), None, run_row(), "{}", 0)
+        assert shown(view["blocks"]).count(title.strip()) == 1
 
 
 def test_a_change_of_the_arguments_alone_is_shown_too() -> None:
