@@ -45,7 +45,7 @@ from tests.chaos.places import (
     pairs_of,
     places_of,
 )
-from tests.chaos.scenarios import BY_NAME, CROWDS, FROZEN, NEIGHBOURS, SCENARIOS
+from tests.chaos.scenarios import BY_NAME, CROWDS, FROZEN, NEIGHBOURS, PAIRED, SCENARIOS
 from tests.chaos.series import Row, broken, in_order, part, play_all, rows_of, table
 from tests.chaos.theatre import Report
 
@@ -230,10 +230,10 @@ def main() -> int:
         if asked.count:
             cases = []
         reports = played(cases, SINGLE)
-        said_of = f"{len(reports)} cases of {len(singles)}; {len(places)} faults at {len(places) - len(singles)}"
-        note("1 single faults", f"{said_of} places that are one with another", broken(reports))
+        same = f"{len(places)} faults, of which {len(places) - len(singles)} are one with another"
+        note("1 single faults", f"{len(reports)} cases of {len(singles)}; {same}", broken(reports))
         if not (asked.part or asked.only or asked.count):
-            pairs = in_order(pairs_of(reports), asked.seed)
+            pairs = in_order(pairs_of(r for r in reports if r.scenario in PAIRED), asked.seed)
             twice = played(pairs, TWICE)
             note("2 twice in a row", f"{len(twice)} pairs of kills of {len(pairs)}", broken(twice))
             frozen = in_order(frozen_cases(fault_free), asked.seed)

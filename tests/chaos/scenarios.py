@@ -409,6 +409,12 @@ CROWDS: tuple[Scenario, ...] = (
         (NEIGHBOURS,), ("answered", "failed"), check=_only_one_fell,
     ),
 )  # fmt: skip
+# Those that are killed twice in a row: every way in which a write is executed or looked for again, and a read.
+PAIRED = (
+    "read", "write without approval", "approved", "two writes", "two votes", "changed", "could not check",
+    "it happened", "it did not happen", "again with its key", "a person says it happened",
+    "a person says it did not", "budget", "message while running", "stop in doubt",
+)  # fmt: skip
 # Those in which a process is stopped and comes back: their targets honour keys, so that the one request that was in
 # flight may be sent again.
 FROZEN = (
