@@ -465,7 +465,7 @@ async def _serve(setting: Setting, role: str, line: socket.socket, loop: WiredLo
                 await life.leave()
                 return
             answer = await doing
-            loop.stage.note("told", settled=command["do"] == "settle" and not answer["alone"])
+            loop.stage.note("told", settled=command["do"] == "settle" and answer.get("alone") == [])
             writer.write((json.dumps(answer, default=str) + "\n").encode())
     except Exception as error:  # noqa: BLE001  whatever it is, the case is told; a silent end would look like a fault
         why = "".join(traceback.format_exception(error)[-2:])
