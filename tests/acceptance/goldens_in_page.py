@@ -27,7 +27,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 FLAGS += ["--disable-sync", "--no-first-run"]
 SIDEBAR = 252
 TALL = 1_200
-SHOWN = 1_000
+SHOWN = 900
 """What a sheet shows of one render, in pixels; the rest is cut off with a note."""
 
 
@@ -59,9 +59,15 @@ class Shot:
     wrong: tuple[str, ...]
 
 
-# What a browser can tell by itself: something not drawn, or wider than its place without a way to scroll there.
+# What a browser can tell by itself: something not drawn, lines that run together, or wider than its place without a
+# way to scroll there.
 _WRONG = """(root) => {
   const found = [...root.querySelectorAll('.unknown')].map((node) => node.textContent);
+  for (const node of root.querySelectorAll('.rich-text blockquote, .rich-section')) {
+    if (node.textContent.trim().includes('\\n') && !node.innerText.trim().includes('\\n')) {
+      found.push(`the lines of “${node.textContent.slice(0, 40)}” run together`);
+    }
+  }
   const edge = root.getBoundingClientRect().right + 1;
   for (const node of root.querySelectorAll('*')) {
     const box = node.getBoundingClientRect();
@@ -81,13 +87,17 @@ figcaption { padding: 5px 9px; } img { display: block; max-width: 100%; }
 </style>"""
 
 
-# The browser's own encoder, a quarter of a JPEG's size for the same letters; no side may be longer than 16,383 pixels.
+# The browser's own encoder, a quarter of a JPEG's size for the same letters, at four fifths of their size; no side may
+# be longer than 16,383 pixels.
 _SMALLER = """async (png) => {
   const bytes = Uint8Array.from(atob(png), (char) => char.charCodeAt(0));
   const image = await createImageBitmap(new Blob([bytes], { type: 'image/png' }));
-  const canvas = new OffscreenCanvas(image.width, Math.min(image.height, 16383));
-  canvas.getContext('2d').drawImage(image, 0, 0);
-  const blob = await canvas.convertToBlob({ type: 'image/webp', quality: 0.35 });
+  const [wide, tall] = [Math.round(image.width * 0.8), Math.round(Math.min(image.height, 20000) * 0.8)];
+  const canvas = new OffscreenCanvas(wide, tall);
+  const drawing = canvas.getContext('2d');
+  drawing.imageSmoothingQuality = 'high';
+  drawing.drawImage(image, 0, 0, image.width, tall / 0.8, 0, 0, wide, tall);
+  const blob = await canvas.convertToBlob({ type: 'image/webp', quality: 0.3 });
   const url = await new Promise((done) => {
     const reader = new FileReader();
     reader.onload = () => done(reader.result);
