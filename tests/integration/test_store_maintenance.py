@@ -13,6 +13,7 @@ from core.run import ActionState, HaltReason, RunState, SuspensionStatus
 from jobs.remind import BATCH, Remind
 from storage.database import Database, open_pool
 from storage.maintenance import PgMaintenance
+from tests.conftest import STATEMENTS_KEPT
 from tests.integration.storeworld import DEADLINE_S, World, an_action, an_ask, clicker, result, turn, world_on
 
 
@@ -357,7 +358,7 @@ async def test_a_database_out_of_reach_is_unavailable_and_a_defect_is_not(world:
 
 async def test_a_wrong_number_of_arguments_is_a_defect_and_a_lost_connection_is_not(database: str) -> None:
     """asyncpg says InterfaceError to both: the one would be tried again for ever, the other heals by itself."""
-    pool = await open_pool(database, size=1)
+    pool = await open_pool(database, pooler=not STATEMENTS_KEPT, size=1)
     try:
         store = Database(pool, None, hints=False)
         with pytest.raises(InvariantBroken, match="called wrongly"):
