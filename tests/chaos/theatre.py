@@ -455,8 +455,8 @@ def policy_users(card: Suspension) -> Sequence[str]:
 
 # Messages and trace hang on no key (storage/migrations/0002): a run's removal leaves them.
 EMPTY = """
-    delete from messages; delete from trace; delete from runs; delete from inbox; delete from outbox; delete from audit; delete from pace;
-    delete from workers; delete from watched;
+    delete from messages; delete from trace; delete from runs; delete from inbox; delete from outbox;
+    delete from audit; delete from pace; delete from workers; delete from watched;
 """
 TABLES = "runs, messages, suspensions, actions, trace, inbox, outbox, audit, pace, workers, watched"
 _GONE_S = 30.0
