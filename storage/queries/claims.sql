@@ -2,7 +2,7 @@
 -- running (unclaimed) -> running (claimed), up to $2 runs. A person's next run counts after everybody else's first
 -- one (their claimed runs included), and at most $3 of theirs are claimed at once (null: any number), so that one burst
 -- starves nobody; then the longest waiting first. Runs that took a process down twice are left to a process of their
--- own. No row: nothing to do. What is read is bounded by the people who wait, at most 500, and not by what they
+-- own. No row: nothing to do. What is read is bounded by the people who wait, at most 100, and not by what they
 -- wait for; beside it the longest waiting of all.
 with recursive people as (
     (select team_id || '/' || user_id as person, 1 as nth from runs
@@ -14,7 +14,7 @@ with recursive people as (
          select team_id || '/' || user_id as person from runs
          where state = 'running' and num_nulls(claim_token) = 1 and team_id || '/' || user_id > people.person
          order by team_id || '/' || user_id limit 1) other
-     where people.nth < 500)
+     where people.nth < 100)
 ), waiting as (
     select person, head.id, head.claimable_at
     from people cross join lateral (
