@@ -12,7 +12,7 @@ from core.approvals import Clicker, Undigestible, Via, channel_of, may_decide
 from core.calls import Ask, Calls, Ready, ready
 from core.conversation import error_text
 from core.errors import CouldNotCheck, ToolFailed, words_of
-from core.holder import checked, people_of
+from core.holder import PATIENCE_S, checked, people_of
 from core.next_act import (
     Conclude,
     Execute,
@@ -68,7 +68,7 @@ class Resume:
             await self._rearm(suspension, error)
             return
         except Changed as error:
-            await self._again(prepared, suspension, str(error))
+            await self._again(prepared, suspension, str(error), 0.0)
             return
         except (ToolFailed, Undigestible) as error:
             text = error_text("tool_failed", words_of(error))
@@ -128,15 +128,16 @@ class Resume:
             await self._not_executed(act.call, act.suspension, prepared, "the tool changed while this was waiting")
             return
         voters = people_of(act.suspension.votes or ((act.suspension.decided_by or "somebody"),))
-        await self._again(prepared, act.suspension, f"approved by {voters}, not executed in time")
+        # As before a first card: nobody waits for a click, and the old card's time is over, so it could not come back.
+        await self._again(prepared, act.suspension, f"approved by {voters}, not executed in time", PATIENCE_S)
 
-    async def _again(self, prepared: Ready, old: Suspension, why: str) -> None:
+    async def _again(self, prepared: Ready, old: Suspension, why: str, patience_s: float) -> None:
         """Open a new suspension of the same call in place of *old*, on the world of now."""
         try:
-            scope = await self.calls.fresh_scope(0.0)
+            scope = await self.calls.fresh_scope(patience_s)
             ctx = self.calls.context(prepared, scope)
-            policy = await self.calls.policy(prepared, ctx, 0.0)
-            preview, digest = await self.calls.preview(prepared, ctx, 0.0)
+            policy = await self.calls.policy(prepared, ctx, patience_s)
+            preview, digest = await self.calls.preview(prepared, ctx, patience_s)
         except CouldNotCheck as error:
             await self._rearm(old, error)
             return

@@ -330,6 +330,29 @@ async def test_after_its_expiry_an_approval_that_cannot_be_checked_expires() -> 
     assert made.deed.effects == 0
 
 
+@pytest.mark.parametrize("check", ["policy", "preview"])
+async def test_an_approval_too_old_to_act_on_is_asked_again_although_a_check_fails_once(check: str) -> None:
+    """Nobody waits for a click then, and the old card's time is over: retried as before a first card, not expired."""
+    asked_for = 0
+
+    def once(ctx: Any) -> Any:
+        nonlocal asked_for
+        asked_for += 1
+        if asked_for == 1:
+            raise OSError("down")
+        return ASK if check == "policy" else Preview(title="Send")
+
+    long_ago = EPOCH - LIFETIME - timedelta(seconds=1)
+    old = a_suspension(opened_at=long_ago, decided_at=long_ago, expires_at=EPOCH - timedelta(seconds=1))
+    deed = Deed(execute={"ok": True}, policy=ASK)
+    setattr(deed, check, once)
+    made = world(says("It expired."), messages=APPROVED, suspensions=[old], deed=deed)
+    await made.go()
+    statuses = [suspension.status for suspension in made.store.view.suspensions]
+    assert statuses == [SuspensionStatus.REPLACED, SuspensionStatus.OPEN]
+    assert (made.deed.effects, made.run.state, asked_for) == (0, RunState.SUSPENDED, 2)
+
+
 # ---- after an approval: the three checks -----------------------------------------------------------------------------
 
 
