@@ -33,7 +33,7 @@ from bot.texts import Texts
 from bot.wiring import SystemNames
 from core.approvals import Via
 from core.engine import Actor, Engine, Rules
-from core.errors import StoreUnavailable
+from core.errors import CouldNotCheck, StoreUnavailable
 from core.loop import Loop
 from core.mail import Drain
 from core.ports import Fence, InboundEvent
@@ -307,7 +307,11 @@ class Life:
     async def do_home(self, who: tuple[str, str]) -> Answer:
         """Open the Home: what waits for somebody, and their runs."""
         actor = Actor(*who, Via.HOME)
-        return {"waits": len(await self.engine.pending(actor)), "runs": len(await self.engine.runs(actor))}
+        try:
+            waits = len(await self.engine.pending(actor))
+        except CouldNotCheck:
+            waits = 0  # as bot.homes: it stays as it was, and is looked at again
+        return {"waits": waits, "runs": len(await self.engine.runs(actor))}
 
     async def do_expire(self) -> Answer:
         """Run the expiry job."""
