@@ -236,10 +236,13 @@ def main() -> int:
             pairs = in_order(pairs_of(r for r in reports if r.scenario in PAIRED), asked.seed)
             twice = played(pairs, TWICE)
             note("2 twice in a row", f"{len(twice)} pairs of kills of {len(pairs)}", broken(twice))
+            cases, reports = [*cases, *pairs], [*reports, *twice]
+        if not (asked.part or asked.count):
             frozen = in_order(frozen_cases(fault_free), asked.seed)
+            frozen = [case for case in frozen if (asked.only or "") in str(case[1][0])]
             back = played(frozen)
             note("3 come back late", f"{len(back)} cases of {len(frozen)}", broken(back))
-            cases, reports = [*cases, *pairs, *frozen], [*reports, *twice, *back]
+            cases, reports = [*cases, *frozen], [*reports, *back]
         if not (asked.scenario or asked.count):
             crowds: list[Case] = [(crowd.name, ()) for crowd in CROWDS]
             crowded = played(crowds)
