@@ -83,42 +83,15 @@ order by claimable_at limit $1;
 -- name: read_place_in_line(run_id)
 -- An unclaimed run's place among those who wait for a worker, as claims take them. No row: it does not wait, or only
 -- behind the 2000 longest waiting.
-with queue as (
-    select runs.id, team_id, user_id, claimable_at, false as waits
-    from workers join runs on runs.claimed_by = workers.id
-    where workers.died_at is null
-    union all
-    (select id, team_id, user_id, claimable_at, true from runs
-     where state = 'running' and claim_token is null and crashes < 2 and recovery_attempts < 3
-     order by claimable_at limit 2000)
-), ranked as (
-    select id, waits, claimable_at, row_number() over (partition by team_id, user_id order by waits, claimable_at) as turn
-    from queue
-), line as (
-    select id, row_number() over (order by turn, claimable_at, id) as place from ranked where waits
-)
-select place::integer from line where id = $1;
+select place::integer from waiting_line where id = $1;
 
 -- name: refresh_line(room, every_s, now)
 -- Progress lines of the first $1 runs in line that moved up a good way since they were told, not redrawn for $2
 -- seconds. What was told is kept in ref: a place rounded up to one of 1, 2, 3, 4, 5, 7, 9, 12 ... (each about a quarter
 -- more), so that one who moves up from the end is told a few times, not at each step.
-with queue as (
-    select runs.id, team_id, user_id, claimable_at, false as waits
-    from workers join runs on runs.claimed_by = workers.id
-    where workers.died_at is null
-    union all
-    (select id, team_id, user_id, claimable_at, true from runs
-     where state = 'running' and claim_token is null and crashes < 2 and recovery_attempts < 3
-     order by claimable_at limit 2000)
-), ranked as (
-    select id, waits, claimable_at, row_number() over (partition by team_id, user_id order by waits, claimable_at) as turn
-    from queue
-), line as (
-    select id, row_number() over (order by turn, claimable_at, id) as place from ranked where waits
-), told as (
+with told as (
     select 'progress:' || id as place, 'line ' || ceil(power(1.25, ceil(ln(place) / ln(1.25)))) as told
-    from line where line.place <= $1
+    from waiting_line where waiting_line.place <= $1
 ), stale as (
     select o.place, told.told
     from told join outbox o on o.place = told.place

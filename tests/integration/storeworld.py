@@ -44,6 +44,27 @@ _numbers = count(1)
 DEADLINE_S = 60.0
 
 
+class Members:
+    """Everybody is active and in every channel, nobody in a group."""
+
+    async def person(self, team_id: str, user_id: str, *, fresh: bool = False) -> Person:
+        """Return somebody."""
+        return Person(User(team_id=team_id, user_id=user_id, name=user_id))
+
+    async def in_channel(self, channel_id: str, user_id: str, *, fresh: bool = False) -> bool:
+        """Everybody is."""
+        return True
+
+    async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
+        """Nobody is."""
+        return False
+
+
+async def no_scope(user: User) -> Scope:
+    """Return a scope without permissions."""
+    return Scope()
+
+
 def clicker(user_id: str = "U1", via: Via = Via.BUTTON) -> Clicker:
     """Return somebody who may decide."""
     return Clicker(user_id, via, Person(User(team_id="T1", user_id=user_id, name=user_id)), in_channel=True)

@@ -9,28 +9,11 @@ import asyncpg
 import pytest
 
 from core.agent import Agent
-from core.approvals import Person, Refusal, Via
+from core.approvals import Refusal, Via
 from core.engine import Actor, Engine, Rules
-from core.tools import Approval, Scope, User
+from core.tools import Approval
 from tests.conftest import STATEMENTS_KEPT
-from tests.integration.storeworld import world_on
-
-
-class Team:
-    """Everybody is active, and in no group."""
-
-    async def person(self, team_id: str, user_id: str, *, fresh: bool = False) -> Person:
-        return Person(User(team_id=team_id, user_id=user_id, name=user_id))
-
-    async def in_channel(self, channel_id: str, user_id: str, *, fresh: bool = False) -> bool:
-        return True
-
-    async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
-        return False
-
-
-async def no_scope(user: User) -> Scope:
-    return Scope()
+from tests.integration.storeworld import Members, no_scope, world_on
 
 
 @pytest.mark.parametrize(
@@ -60,7 +43,7 @@ async def test_a_click_is_two_statements(
     ) as pool:
         world = world_on(pool)
         _, (ask,) = await world.suspended(policy=Approval(by=("U1",)))
-        engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, Team(), Rules())
+        engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, Members(), Rules())
         actor = Actor("T1", who, Via.BUTTON)
         if before:
             await engine.decide(Actor("T1", "U1", Via.BUTTON), ask.id, ask.token, approve=True, digest=ask.digest)

@@ -10,13 +10,12 @@ import pytest
 
 from bot.texts import Texts
 from core import Agent, Scope, User
-from core.approvals import Person
 from core.engine import Engine, Rules
 from core.errors import CouldNotCheck
 from core.mail import Drain
 from core.ports import InboundEvent
 from core.run import SuspensionStatus
-from tests.integration.storeworld import World, world_on
+from tests.integration.storeworld import Members, World, world_on
 
 
 class Clock:
@@ -29,22 +28,6 @@ class Clock:
     async def sleep(self, seconds: float) -> None:
         """Let others go on."""
         await asyncio.sleep(0)
-
-
-class People:
-    """Everybody is active."""
-
-    async def person(self, team_id: str, user_id: str, *, fresh: bool = False) -> Person:
-        """Return somebody."""
-        return Person(User(team_id=team_id, user_id=user_id, name=user_id))
-
-    async def in_channel(self, channel_id: str, user_id: str, *, fresh: bool = False) -> bool:
-        """Everybody is."""
-        return True
-
-    async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
-        """Nobody is."""
-        return False
 
 
 class Names:
@@ -96,8 +79,8 @@ def mailroom(
 
     world = world_on(pool)
     agent = Agent(instructions="", tools=[], scopes=scopes or everything)
-    engine = Engine(agent, world.desk, People(), Rules())
-    return Mailroom(world, Drain(engine, world.desk, People(), Texts(), Clock(), Names(), {}))
+    engine = Engine(agent, world.desk, Members(), Rules())
+    return Mailroom(world, Drain(engine, world.desk, Members(), Texts(), Clock(), Names(), {}))
 
 
 async def status(world: World, suspension_id: str) -> SuspensionStatus:

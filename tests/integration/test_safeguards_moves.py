@@ -7,8 +7,8 @@ from decimal import Decimal
 import asyncpg
 import pytest
 
-from core import Agent, Scope, User
-from core.approvals import Person, Refusal, Via
+from core import Agent
+from core.approvals import Refusal, Via
 from core.conversation import CallKey
 from core.engine import Actor, Engine, Rules
 from core.errors import Conflict, NewsArrived
@@ -16,29 +16,12 @@ from core.ports import Batch, Closing, Fence
 from core.run import HaltReason, SuspensionStatus
 from core.tools import Approval
 from storage import sql
-from tests.integration.storeworld import World, an_ask, clicker, said, turn, world_on
+from tests.integration.storeworld import Members, World, an_ask, clicker, no_scope, said, turn, world_on
 
 
 @pytest.fixture
 def world(pool: "asyncpg.Pool[asyncpg.Record]") -> World:
     return world_on(pool)
-
-
-async def no_scope(user: User) -> Scope:
-    return Scope()
-
-
-class People:
-    """Everybody is active, and in the channel."""
-
-    async def person(self, team_id: str, user_id: str, *, fresh: bool = False) -> Person:
-        return Person(User(team_id=team_id, user_id=user_id, name=user_id))
-
-    async def in_channel(self, channel_id: str, user_id: str, *, fresh: bool = False) -> bool:
-        return True
-
-    async def in_group(self, handle: str, user_id: str, *, fresh: bool = False) -> bool:
-        return False
 
 
 # ---- decisions -------------------------------------------------------------------------------------------------------
@@ -47,7 +30,7 @@ class People:
 async def test_a_click_from_another_workspace_finds_nothing(world: World) -> None:
     """User ids are unique within a team only: the same id elsewhere is somebody else."""
     _, (ask,) = await world.suspended(policy=Approval(by="anyone"))
-    engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, People(), Rules())
+    engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, Members(), Rules())
     for approve in (True, False):
         actor = Actor("T2", "U1", Via.BUTTON)
         refused = await engine.decide(actor, ask.id, ask.token, approve=approve, digest=ask.digest)
@@ -61,7 +44,7 @@ async def test_a_click_from_another_workspace_finds_nothing(world: World) -> Non
 async def test_a_click_of_somebody_whom_the_policy_does_not_name_decides_nothing(world: World, approve: bool) -> None:
     """The one authorizer is asked before the store is."""
     _, (ask,) = await world.suspended(policy=Approval(by=("U7",)))
-    engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, People(), Rules())
+    engine = Engine(Agent(instructions="", tools=[], scopes=no_scope), world.desk, Members(), Rules())
     actor = Actor("T1", "U8", Via.BUTTON)
     refused = await engine.decide(actor, ask.id, ask.token, approve=approve, digest=ask.digest)
     assert refused.refusal is Refusal.NOT_AN_APPROVER
