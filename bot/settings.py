@@ -193,4 +193,11 @@ def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool =
     )
     if read.problems:
         raise Misconfigured(read.problems)
+    if settings.runs_per_person >= settings.runs_at_once:
+        log.warning(
+            "ATLAS_RUNS_PER_PERSON=%s is not below ATLAS_RUNS_AT_ONCE=%s: one person's burst may fill a whole process, "
+            "and others then wait for a run to end",
+            settings.runs_per_person,
+            settings.runs_at_once,
+        )
     return settings

@@ -2,13 +2,14 @@
 
 import asyncio
 import inspect
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
 T = TypeVar("T")
 POLL_S = 0.03
 # Generous, since it is only a deadline: a busy machine is slow, and only a failing test waits this long.
-PATIENCE_S = 150.0
+PATIENCE_S = float(os.environ.get("ATLAS_TESTS_PATIENCE_S", "150"))
 
 
 @overload
