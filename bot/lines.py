@@ -27,8 +27,8 @@ _SELECTORS = "\ufe0e\ufe0f"
 _EMOJI_CODE = re.compile(r":(?=[a-z0-9_+'-]*[a-z][a-z0-9_+'-]*:)", re.IGNORECASE)
 # How a line of ours begins: a stranger's text that begins so is quoted where it stands alone.
 _OURS = re.compile(
-    r"\W*(approved|done|not executed|failed|outcome unknown|declined|expired|replaced by|edited by|stopped|"
-    r"it happened|it did not happen|waiting for|decided|atlas)\b",
+    r"[\W_]*(approved|done|executed|not executed|an identical|failed|outcome unknown|declined|expired|replaced by|"
+    r"edited by|stopped|it happened|it did not happen|waiting for|decided|atlas)\b",
     re.IGNORECASE,
 )
 

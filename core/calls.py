@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
+import orjson
 from pydantic import BaseModel, ValidationError
 
 from core.agent import Agent, policy_problems
@@ -70,6 +71,8 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
         given = tool.arguments_model.model_validate(call.arguments)
         arguments: dict[str, Any] = given.model_dump(mode="json", by_alias=True, round_trip=True)
         executed = canonical(arguments)
+        if any(type(value) is not str for value in arguments.values()):
+            canonical(orjson.loads(executed))  # a whole fraction beyond 2^53 would come back as an integer that is none
         # Flat arguments that came as they go would only give the same again; others may share parts with the message.
         same = executed == asked_for and all(type(value) in _FLAT for value in arguments.values())
         args = given if same else tool.arguments_model.model_validate(arguments)

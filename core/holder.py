@@ -57,7 +57,7 @@ class Holder:
 
     *messages*: the conversation, of which the first *stored* are committed. Amounts in ``run`` are as committed.
     *owed*: amounts that the next commit carries. *stale*: the rows changed since they were read. *ended*: a move gave
-    the claim up. *draining*: nothing new may start.
+    the claim up. *unsure*: a step was cut short, and nobody knows what became of it. *draining*: nothing new may start.
     """
 
     def __init__(self, fence: Fence, store: WorkerStore, clock: Clock) -> None:
@@ -72,6 +72,7 @@ class Holder:
         self.owed = Owed()
         self.stale = True
         self.ended = False
+        self.unsure = False
         self.draining = False
         self._landed: Batch | None = None
         self._spoken: list[Message] = []
@@ -261,13 +262,17 @@ class Holder:
             news = await self.store.step(self.fence, batch)
         except StoreUnavailable:
             news = await self.commit(batch, lambda b: self.store.step(self.fence, b), lost=True)
+        except asyncio.CancelledError:
+            self.unsure = True
+            raise
         else:
             self._committed(batch)
+        finally:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                await asyncio.sleep(0)  # where that cancellation is delivered
         if news is not None and news != self.run.news:
             self.stale = True
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            await asyncio.sleep(0)  # where that cancellation is delivered
 
     def _committed(self, batch: Batch) -> None:
         assert self._view is not None

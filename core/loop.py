@@ -338,8 +338,15 @@ class Loop:
         await holder.step(holder.batch(charges_crash=True))
 
     async def _give_back(self) -> None:
-        """Release the claim at a clean shutdown; a model call that was cut short is charged at its worst case."""
+        """Release the claim at a clean shutdown; a model call that was cut short is charged at its worst case.
+
+        Where nobody knows what became of the last step, this is a crash: writing it again might count it twice, and
+        releasing might forget it, so the run is left to be reaped.
+        """
         holder = self.holder
+        if holder.unsure:
+            log.warning("run %s: its last step is unknown; left to be recovered", holder.fence.run_id)
+            return
         try:
             async with asyncio.timeout(GIVE_BACK_WITHIN_S):
                 if self._assumed is not None:

@@ -2,19 +2,31 @@
 -- running (unclaimed) -> running (claimed), up to $2 runs. A person's next run counts after everybody else's first
 -- one (their claimed runs included), and at most $3 of theirs are claimed at once (null: any number), so that one burst
 -- starves nobody; then the longest waiting first. Runs that took a process down twice are left to a process of their
--- own. No row: nothing to do. What is read is bounded by the people who wait, at most 100, and not by what they
--- wait for; beside it the longest waiting of all.
-with recursive people as (
-    (select team_id || '/' || user_id as person, 1 as nth from runs
-     where state = 'running' and num_nulls(claim_token) = 1
-     order by team_id || '/' || user_id limit 1)
+-- own. No row: nothing to do. What is read is bounded by the people who wait, at most 100 of them, a different hundred
+-- each time, and not by what they wait for; beside it the longest waiting of all.
+with recursive start as (
+    -- Anywhere in the line: a walk that always began at the first key would never come to the last ones.
+    select person from (
+        select team_id || '/' || user_id as person from runs
+        where state = 'running' and claim_token is null and crashes < 2 and recovery_attempts < 3
+        order by claimable_at limit 2000) anybody
+    order by random() limit 1
+), walk as (
+    select person, 1 as nth from start
     union all
-    (select other.person, people.nth + 1
-     from people cross join lateral (
-         select team_id || '/' || user_id as person from runs
-         where state = 'running' and num_nulls(claim_token) = 1 and team_id || '/' || user_id > people.person
-         order by team_id || '/' || user_id limit 1) other
-     where people.nth < 100)
+    (select other.person, walk.nth + 1
+     from start cross join walk cross join lateral (
+         (select team_id || '/' || user_id as person from runs
+          where state = 'running' and num_nulls(claim_token) = 1 and team_id || '/' || user_id > walk.person
+          order by team_id || '/' || user_id limit 1)
+         union all
+         (select team_id || '/' || user_id from runs
+          where state = 'running' and num_nulls(claim_token) = 1
+          order by team_id || '/' || user_id limit 1)
+         limit 1) other
+     where walk.nth < 100 and other.person <> start.person)
+), people as (
+    select distinct person from walk
 ), waiting as (
     select person, head.id, head.claimable_at
     from people cross join lateral (

@@ -264,3 +264,28 @@ async def test_places_are_told_anew_as_the_line_moves(world: World) -> None:
     world.pass_time(11)
     await world.worker.claim(world.worker_id, 9)
     assert await world.outbox.refresh_line(100, 10.0) == 0
+
+
+async def test_whoever_has_the_last_key_of_many_is_served_behind_a_burst(world: World) -> None:
+    """One person's burst fills the oldest places; a hundred others with lower keys wait again whenever one is done: the
+    last key, which waits longer than all of them, is served first all the same."""
+    await world.upkeep.register(world.worker_id, "host", 1, "worker", 1, holds_lock=False)
+    burst, last = await waits(world, "A"), await waits(world, "Z")
+    # Beside its claimed run, the burst's rows are older than everybody and more than a claim reads of the oldest.
+    held = await world.worker.claim_one(world.worker_id, burst)
+    assert held is not None
+    await copied(world, last, 300, "case when n <= 100 then 'A' else 'B' || n end")
+    await world.pool.execute(
+        "update runs set claimable_at = claimable_at + case user_id when 'A' then -1 when 'Z' then 0 else 1 end"
+        " * interval '1 hour' where claim_token is null"
+    )
+    for _ in range(50):
+        assert await world.worker.claim(world.worker_id, 4)
+        ids = await world.pool.fetch("select id, user_id from runs where claim_token is not null and id <> $1", burst)
+        if last in {row["id"] for row in ids}:
+            return
+        # Done, and there again at once.
+        await world.pool.execute(
+            "update runs set claim_token = null, claimed_by = null where claim_token is not null and id <> $1", burst
+        )
+    pytest.fail("the last one starves")

@@ -1,17 +1,24 @@
 """Shared commits: the steps of concurrent runs in one commit, each whole, each with its own fence and its own error."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from decimal import Decimal
 
 import asyncpg
 import pytest
 
+from bot.wiring import SystemClock, SystemNames
+from core import Agent, landing
 from core.conversation import CallKey
 from core.errors import ClaimLost, InvariantBroken, StoreUnavailable
+from core.loop import Loop
 from core.ports import Batch, Fence, TraceEntry
+from core.run import RunView
 from core.tools import Scope
-from tests.integration.storeworld import World, result, turn, world_on
+from tests.benchmarks.subjects import Everybody, InstantModel, scopes
+from tests.integration.storeworld import DEADLINE_S, World, result, turn, world_on
 
 
 @pytest.fixture
@@ -98,6 +105,14 @@ async def test_news_comes_back_with_a_shared_commit(world: World) -> None:
     assert await asyncio.gather(*(world.worker.step(fence, step()) for fence in fences)) == [0, 1, 2, 3, 4]
 
 
+async def loaded(world: World, fence: Fence) -> RunView:
+    """Load a run, as a holder does: once more where a connection in hand turns out to be cut."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            with suppress(StoreUnavailable):
+                return await world.worker.load(fence)
+
+
 async def test_a_broken_connection_leaves_no_step_half_done(world: World, database: str) -> None:
     """The server cuts every connection while steps are committing: each run has its step whole or not at all."""
     fences = [await world.started(user=f"U{n}") for n in range(30)]
@@ -117,7 +132,7 @@ async def test_a_broken_connection_leaves_no_step_half_done(world: World, databa
     )
     assert {type(answer) for answer in answers} <= {int, StoreUnavailable, type(None)}
     for fence, answer in zip(fences, answers, strict=False):
-        view = await world.worker.load(fence)
+        view = await loaded(world, fence)
         whole = (view.run.step, len(view.messages)) in ((1, 3), (0, 1))
         assert whole
         if isinstance(answer, int):
@@ -162,3 +177,43 @@ async def test_a_shared_commit_that_is_given_up_costs_nobody_a_step(world: World
     assert cancelled
     assert answers[:-1] == [0] * 6
     assert [(await world.worker.load(fence)).run.step for fence in fences] == [1] * 6
+
+
+@pytest.mark.parametrize("with_message", [False, True])
+async def test_a_shutdown_that_cuts_a_step_short_counts_nothing_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch, with_message: bool
+) -> None:
+    """Somebody holds the run's row for longer than a shutdown waits: the step may land yet, so it is neither written
+    again nor is the claim released; the run is found as after a crash, with what it spent once."""
+    monkeypatch.setattr(landing, "CUT_AFTER_S", 0.05)
+    fence = await world.started()
+    made = Loop(
+        fence, world.worker, Agent("", [], scopes), InstantModel(1), Everybody(), SystemClock(), SystemNames(),
+        lifetime=timedelta(minutes=30),
+    )  # fmt: skip
+    await made.holder.reload()
+    asked = asyncio.Event()
+
+    async def work() -> None:
+        made.holder.owe(spend_usd=Decimal("0.5"))
+        if with_message:
+            made.holder.append(turn(1, "lookup").message)
+        asked.set()
+        await made.holder.step(made.holder.batch())
+
+    monkeypatch.setattr(made, "_until_stop", work)
+    async with world.pool.acquire() as connection:
+        locked = connection.transaction()
+        await locked.start()
+        await connection.execute("select from runs where id = $1 for update", fence.run_id)
+        task = asyncio.create_task(made.run())
+        await asked.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await locked.rollback()
+    async with asyncio.timeout(DEADLINE_S):
+        while not (spent := (await world.worker.load(fence)).run.spend_usd):
+            await asyncio.sleep(0.02)
+    assert spent == Decimal("0.5")
+    assert await world.worker.claims_of(world.worker_id) == [fence]
