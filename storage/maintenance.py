@@ -17,7 +17,7 @@ from core.ports import TraceEntry
 from core.results import unanswered
 from core.run import FailReason
 from storage import endings, sql
-from storage.database import Database, mapped_errors
+from storage.database import STATEMENT_TIMEOUT_S, Database, mapped_errors
 from storage.rows import encode, message_columns, parsed, run_of, trace_of, view_of
 
 if TYPE_CHECKING:
@@ -52,10 +52,21 @@ class Counts:
 
 
 class PgMaintenance:
-    """The sweeps of jobs. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used."""
+    """The sweeps of jobs. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used.
 
-    def __init__(self, pool: "Pool", *, now: Callable[[], datetime] | None = None, hints: bool = True) -> None:
+    *stalled_s*: seconds that PostgreSQL waits for a process that stopped in the middle of a statement.
+    """
+
+    def __init__(
+        self,
+        pool: "Pool",
+        *,
+        now: Callable[[], datetime] | None = None,
+        hints: bool = True,
+        stalled_s: float = STATEMENT_TIMEOUT_S,
+    ) -> None:
         self._database = Database(pool, now, hints=hints)
+        self._stalled_s = stalled_s
 
     # ---- signs of life ----------------------------------------------------------------------------------------------
 
@@ -100,10 +111,12 @@ class PgMaintenance:
         Dead: no row, no beat for *lease_s* seconds, or (*quick*) its session lock is free and its beat is over 4 s
         old. How many runs a process held is remembered on its row before the first is taken, so that "alone" holds
         over several batches. A run reaped from its closing pass is failed in the same transaction. The messages that a
-        dead process was about to deliver are free for the others as well.
+        dead process was about to deliver are free for the others as well. Sessions that stopped in the middle of a
+        statement are ended: what they locked could not be taken back.
         """
         now = self._database.now()
         async with self._database.connection() as connection:
+            await sql.end_stalled_sessions.rows(connection, stalled_s=self._stalled_s)
             await sql.mark_dead_workers.rows(
                 connection, lease_s=lease_s, quick=quick, quick_after_s=QUICK_AFTER_S, now=now
             )

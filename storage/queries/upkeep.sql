@@ -18,6 +18,15 @@ returning id;
 -- For as long as this very connection lives. False: another session has it.
 select pg_try_advisory_lock($1) as held;
 
+-- name: end_stalled_sessions(stalled_s)
+-- Ends sessions of Atlas that PostgreSQL has waited for in the middle of a statement for $1 seconds: a stopped process
+-- that had named its statement and not yet run it. No time limit of a session covers that wait (idle means: between
+-- statements; only transaction_timeout would, from version 17 on), and its locks would last as long as it stays stopped.
+select pg_terminate_backend(pid) from pg_stat_activity
+where datname = current_database() and usename = current_user and application_name = 'atlas'
+  and state = 'active' and wait_event = 'ClientRead'
+  and query_start < clock_timestamp() - make_interval(secs => $1);
+
 -- name: mark_dead_workers(lease_s, quick, quick_after_s, now)
 -- Finds dead processes and remembers how many runs each held when it died, so that "alone" stays true over several
 -- batches of reaping. Dead: no beat for the lease; or ($2), for a process that held a session lock, the lock is free

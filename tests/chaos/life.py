@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import socket
+import time
 import traceback
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
@@ -44,6 +45,7 @@ from jobs.heartbeat import BEATS_BEFORE_JUDGING, Heartbeat
 from jobs.reap_orphans import ReapOrphans
 from jobs.remind import Remind
 from jobs.retention import Retention
+from storage import database
 from storage.database import open_pool
 from storage.desk_store import PgDesk
 from storage.inbox import PgInbox
@@ -59,6 +61,8 @@ LIFETIME_S = 1800.0
 # Rounds of a settle before nobody believes that it ends; seconds that a dead process's lock may take to go.
 MOST_ROUNDS = 300
 LOCK_GONE_S = 40.0
+# PostgreSQL's own clock cannot be skipped: what it bears of a stopped process for 15 s, it bears for 2 s here.
+STALLED_S = 2.0
 # Connections of a process: each one more that is made plans every statement anew, and takes longer than most cases.
 POOL = 2
 # What connections between two cases are called.
@@ -134,6 +138,7 @@ class Life:
         self.role = role
         self.clock = setting.clock
         self.worker_id = str(uuid4())
+        self.frozen = any(point.fault == "freeze" for point in setting.plan)
         self.lock_key = int.from_bytes(os.urandom(7), "big")
         self.target = Target(setting.ledger, setting.clock)
         self.leaving = asyncio.Event()
@@ -151,6 +156,9 @@ class Life:
         setting, stage = self.setting, self.stage
         if former is not None:
             self.eye, self.kept = former.eye, former.kept
+        if self.frozen and self.kept is not None:
+            self.kept.terminate()  # its connections are no longer called as those of Atlas are
+            self.kept = None
         if setting.quick and self.eye is None:
             loop.watching = False
             self.eye = await asyncpg.connect(setting.dsn)
@@ -159,18 +167,18 @@ class Life:
         installation = setting.installation
         loop.watching = True
         self.pool = self.kept = self.kept or await open_pool(setting.dsn, size=POOL)
-        if any(point.fault == "freeze" for point in setting.plan):
+        if self.frozen:
             await self._shorten_patience()
         looking = await self._open_to_look() if LOOKING in setting.plan else self.pool
         now = self.clock.now
-        self.upkeep = PgMaintenance(self.pool, now=now)
+        self.upkeep = PgMaintenance(self.pool, now=now, stalled_s=STALLED_S)
         self.worker_store = stage.port(
             "WorkerStore", PgWorkerStore(self.pool, now=now), PgWorkerStore(looking, now=now)
         )
         self.desk = stage.port("Desk", PgDesk(self.pool, now=now), PgDesk(looking, now=now))
         self.outbox = stage.port("Outbox", PgOutbox(self.pool, now=now), PgOutbox(looking, now=now))
         self.inbox = stage.port("Inbox", PgInbox(self.pool, now=now))
-        self.sweeps = stage.port("Upkeep", self.upkeep, PgMaintenance(looking, now=now))
+        self.sweeps = stage.port("Upkeep", self.upkeep, PgMaintenance(looking, now=now, stalled_s=STALLED_S))
         self.directory = stage.port("Directory", SlackDirectory(client, installation, self.clock))
         self.agent = an_agent(stage, self.target, setting.limits)
         self.model = Scripted(stage, self.target, setting.script)
@@ -202,12 +210,12 @@ class Life:
             await self.heartbeat.beat()
 
     async def _shorten_patience(self) -> None:
-        """PostgreSQL's own clock cannot be skipped: a session of a stopped process ends after 2 s instead of 15."""
         name = "idle_in_transaction_session_timeout"
         async with self.pool.acquire() as connection:
             patience = await connection.fetchval(f"show {name}")
-            assert patience == "15s", f"{name} is {patience}"
-            await connection.execute(f"set {name} = '2s'")
+            assert patience in ("15s", f"{STALLED_S:g}s"), f"{name} is {patience}"
+            await connection.execute(f"set {name} = '{STALLED_S:g}s'")
+        database._SESSION[name] = f"{STALLED_S:g}s"  # those that are opened later; this process plays no other case
 
     async def _open_to_look(self) -> "asyncpg.Pool[asyncpg.Record]":
         """Open connections on which PostgreSQL refuses every write."""
@@ -245,7 +253,7 @@ class Life:
 
         One that has something left to do plays no other case. Connections that a fault hit are not kept.
         """
-        special = any(point.fault in ("look", "freeze") for point in self.setting.plan)
+        special = self.frozen or LOOKING in self.setting.plan
         if self.worker.busy or special:
             return False
         await self.session.close()
@@ -342,15 +350,19 @@ class Life:
         """Take back what dead processes held."""
         reaped: list[str] = []
         await self.heartbeat.beat()
-        async with asyncio.timeout(LOCK_GONE_S):
-            while True:
-                reaped += (await self.reaper.run_once(quick=quick)).reaped
-                left = await self.pool.fetchval(
-                    "select count(*) from runs where claimed_by is not null and claimed_by <> $1", self.worker_id
-                )
-                if not left or not patient:
-                    return {"reaped": reaped}
-                await asyncio.sleep(0.005)  # the server has not noticed yet that its client is gone
+        while not self.heartbeat.may_judge:  # a beat was lost with its connection
+            await self.heartbeat.beat()
+        until = time.monotonic() + LOCK_GONE_S
+        while True:
+            reaped += (await self.reaper.run_once(quick=quick)).reaped
+            left = await self.pool.fetchval(
+                "select count(*) from runs where claimed_by is not null and claimed_by <> $1", self.worker_id
+            )
+            if not patient or not (left or await self._locked_out()):
+                return {"reaped": reaped}
+            if time.monotonic() > until:
+                raise Stuck(f"{left} runs stay with the dead: {await self._left()}; {await self._sessions()}")
+            await asyncio.sleep(0.005)  # the server has not noticed yet that its client is gone
 
     async def do_alone(self, run: str) -> Answer:
         """Carry one run, as the child process of bot.wiring.work_alone does."""
@@ -386,8 +398,7 @@ class Life:
 
     async def _deliver(self) -> int:
         # What comes back late may resend the one request that was in flight, so there must be no second one.
-        frozen = any(point.fault == "freeze" for point in self.setting.plan)
-        return await self.delivery.run_once(1 if frozen else 20)
+        return await self.delivery.run_once(1 if self.frozen else 20)
 
     async def _skip_to_next(self, *, deliver: bool) -> bool:
         """Skip to the next thing that is due; False: nothing is."""
@@ -412,6 +423,21 @@ class Life:
             return False
         self.clock.skip((due - now).total_seconds() + 0.001)
         return True
+
+    async def _locked_out(self) -> bool:
+        """Say whether a stopped process is in a transaction: what it locked is due to nobody until that ends."""
+        return self.frozen and await self.pool.fetchval(
+            """select exists (select from pg_stat_activity where datname = current_database()
+                              and application_name = 'atlas' and xact_start is not null and pid <> pg_backend_pid())"""
+        )
+
+    async def _sessions(self) -> str:
+        """Tell what the other sessions are at, for whoever looks for what holds a case up."""
+        rows = await self.pool.fetch(
+            """select concat_ws(' ', application_name, state, wait_event, left(query, 60)) as what
+               from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"""
+        )
+        return "; ".join(row["what"] for row in rows)
 
     async def _left(self) -> str:
         rows = await self.pool.fetch(

@@ -123,21 +123,12 @@ class Theatre:
                 self.frozen.append(process)
                 self.process = None
                 self.pass_time(LEASE_S + 1)
-                await self._no_session_hangs()
                 await self.do("reap", quick=False)
             elif answer is None:
                 await self._replace(process)
             elif "unavailable" not in answer:
                 return answer
         raise Broke(f"{command} was never answered")
-
-    async def _no_session_hangs(self) -> None:
-        """Return when PostgreSQL has ended the session of a process that was stopped inside a transaction."""
-        async with asyncio.timeout(_GONE_S):
-            while await self.house.pool.fetchval(
-                "select count(*) from pg_stat_activity where datname = current_database() and state like 'idle in %'"
-            ):
-                await asyncio.sleep(0.01)
 
     async def _alive(self) -> Process:
         self._catch_up()

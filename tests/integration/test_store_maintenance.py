@@ -1,6 +1,7 @@
 """The sweeps: who counts as dead, what a crash costs, what expires, what is kept, what operators see."""
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import asyncpg
@@ -421,3 +422,34 @@ async def _heard_up_to(world: World, heard: list[tuple[str, str]], mark: str) ->
         while ("atlas_work", mark) not in heard:
             await asyncio.sleep(0.005)
     return list(heard)
+
+
+async def test_a_process_stopped_in_the_middle_of_a_statement_does_not_keep_its_run(
+    world: World, database: str
+) -> None:
+    """It named a statement inside a transaction and stopped before it ran it: no time limit of the session covers that;
+    whoever reaps ends the session, and the run goes on."""
+    fence = await world.started()
+    await world.upkeep.register(world.worker_id, "host", 1, "worker", 1, holds_lock=False)
+    world.pass_time(91)
+    upkeep = PgMaintenance(world.pool, now=world.time, stalled_s=0.0)
+    stopped: Any = await asyncpg.connect(database, server_settings={"application_name": "atlas"})
+    try:
+        await stopped.execute("begin")
+        await stopped.execute("select from runs where id = $1 for update", fence.run_id)
+        # PostgreSQL's answer to the naming is never read, as if the process had been stopped.
+        stopped._transport.pause_reading()
+        asked = asyncio.create_task(stopped.fetch("select $1::integer", 1))
+        async with asyncio.timeout(DEADLINE_S):
+            while not await world.value(
+                "select count(*) from pg_stat_activity where state = 'active' and wait_event = 'ClientRead'"
+                " and datname = current_database()"
+            ):
+                await asyncio.sleep(0.01)
+            assert await world.upkeep.reap(lease_s=90.0, quick=False) == []  # 15 s are not over
+            while await upkeep.reap(lease_s=90.0, quick=False) != [fence.run_id]:
+                await asyncio.sleep(0.01)
+    finally:
+        stopped.terminate()
+    await asyncio.wait({asked})
+    assert asked.exception() is not None
