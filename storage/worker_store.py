@@ -39,6 +39,8 @@ class PgWorkerStore:
     ) -> None:
         self._database = Database(pool, now, hints=hints)
         self._per_person = per_person
+        # Up to whom the last claim looked through those who wait.
+        self._walked = ""
         self._commits = SharedCommits(pool, self._database.now)
         self._kept = KeptConversations()
 
@@ -50,9 +52,16 @@ class PgWorkerStore:
             return []
         async with self._database.connection() as connection:
             rows = await sql.claim_runs.rows(
-                connection, worker_id=worker_id, room=room, per_person=self._per_person, now=self._database.now()
+                connection,
+                worker_id=worker_id,
+                room=room,
+                per_person=self._per_person,
+                walked=self._walked,
+                now=self._database.now(),
             )
-        return [_claimed(row["run"]) for row in rows]
+        if rows:
+            self._walked = rows[0]["walked"]
+        return [_claimed(row["run"]) for row in rows if row["run"] is not None]
 
     async def claim_one(self, worker_id: str, run_id: str) -> Claimed | None:
         """Claim that very run, if it is running and unclaimed."""

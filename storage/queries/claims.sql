@@ -1,16 +1,21 @@
--- name: claim_runs(worker_id, room, per_person, now)
+-- name: claim_runs(worker_id, room, per_person, walked, now)
 -- running (unclaimed) -> running (claimed), up to $2 runs. A person's next run counts after everybody else's first
 -- one (their claimed runs included), and at most $3 of theirs are claimed at once (null: any number), so that one burst
 -- starves nobody; then the longest waiting first. Runs that took a process down twice are left to a process of their
--- own. No row: nothing to do. What is read is bounded by the people who wait, at most 100 of them, a different hundred
--- each time, and not by what they wait for; beside it the longest waiting of all.
+-- own. What is read is bounded by the people who wait, at most 100 of them, the next ones after the person $4, and not
+-- by what they wait for; beside it the longest waiting of all. No row: nobody waits; else the last person looked at,
+-- in the first row, and a run in each: null when none was to be had.
 with recursive start as (
-    -- Anywhere in the line: a walk that always began at the first key would never come to the last ones.
+    -- Where the last look ended: a walk that always began at the first key would never come to the last ones.
     select person from (
-        select team_id || '/' || user_id as person from runs
-        where state = 'running' and claim_token is null and crashes < 2 and recovery_attempts < 3
-        order by claimable_at limit 2000) anybody
-    order by random() limit 1
+        (select team_id || '/' || user_id as person from runs
+         where state = 'running' and num_nulls(claim_token) = 1 and team_id || '/' || user_id > $4
+         order by team_id || '/' || user_id limit 1)
+        union all
+        (select team_id || '/' || user_id from runs
+         where state = 'running' and num_nulls(claim_token) = 1
+         order by team_id || '/' || user_id limit 1)) next
+    limit 1
 ), walk as (
     select person, 1 as nth from start
     union all
@@ -66,9 +71,11 @@ with recursive start as (
     returning runs.*
 ), traced as (
     insert into trace (run_id, at, kind, body)
-    select id, coalesce($4::timestamptz, now()), 'claimed', json_build_object('worker', $1::uuid)::text from claimed
+    select id, coalesce($5::timestamptz, now()), 'claimed', json_build_object('worker', $1::uuid)::text from claimed
 )
-select to_json(claimed) as run from claimed order by claimable_at;
+select walked.person as walked, to_json(claimed) as run
+from (select person from walk order by nth desc limit 1) walked left join claimed on true
+order by claimed.claimable_at;
 
 -- name: claim_run(worker_id, run_id, now)
 -- running (unclaimed) -> running (claimed), this very run. No row: it is not there to be claimed.

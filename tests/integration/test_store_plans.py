@@ -86,7 +86,7 @@ async def plans(world: World, fence: Fence) -> dict[str, str]:
         "conclude_calls": (*who, *columns, [1], [0], ["d"], ["succeeded"], [None], [], [], [], [], None),
         "load_run": (*who, None, 0),
         "explain_conflict": who,
-        "claim_runs": (world.worker_id, 8, 16, None),
+        "claim_runs": (world.worker_id, 8, 16, "", None),
     }
     found = {}
     for name, arguments in asked.items():
@@ -113,13 +113,15 @@ async def test_a_claim_among_thousands_that_wait_is_quick_before_any_statistics(
     """The plan was made when the table was nearly empty, and 200,000 runs wait by now: what is read stays bounded."""
     fence = await world.started()
     async with world.pool.acquire() as connection:
-        await sql.claim_runs.rows(connection, worker_id=world.worker_id, room=8, per_person=16, now=None)
+        await sql.claim_runs.rows(connection, worker_id=world.worker_id, room=8, per_person=16, walked="", now=None)
         await connection.execute("alter table runs set (autovacuum_enabled = off)")
         await crowd(world, fence.run_id, "running")
         async with connection.transaction():
-            await connection.execute("prepare a_claim (uuid, integer, integer, timestamptz) as " + sql.claim_runs.text)
+            await connection.execute(
+                "prepare a_claim (uuid, integer, integer, text, timestamptz) as " + sql.claim_runs.text
+            )
             rows = await connection.fetch(
-                f"explain (analyze, buffers, format text) execute a_claim ('{world.worker_id}', 8, 16, null)"
+                f"explain (analyze, buffers, format text) execute a_claim ('{world.worker_id}', 8, 16, '', null)"
             )
     plan = "\n".join(row[0] for row in rows)
     assert "Seq Scan" not in plan

@@ -101,7 +101,7 @@ async def test_a_hundred_thousand_suspended_runs_are_in_nobodys_way(world: World
         " from suspensions, generate_series(1, 100000) n where id = $1",
         ask.id,
     )
-    claim = await _plan(world, sql.claim_runs, world.worker_id, 5, 16, None)
+    claim = await _plan(world, sql.claim_runs, world.worker_id, 5, 16, "", None)
     load = await _plan(world, sql.load_run, run_id, None, None, 0)
     expire = await _plan(world, sql.list_runs_with_expired, 50, None)
     lock = await _plan(world, sql.lock_suspension, ask.id, None)
