@@ -610,8 +610,12 @@ class Machine(RuleBasedStateMachine):
             await self._promises()
             if await self._idle():
                 return
-        rows = await self.bench.pool.fetch("select id, state, claimed_by, crashes, recovery_attempts from runs")
-        raise AssertionError(f"never at rest: {[dict(row) for row in rows]}")
+        runs = await self.bench.pool.fetch("select id, state, claimed_by, crashes, recovery_attempts from runs")
+        mail = await self.bench.pool.fetch(
+            "select id, run_id, attempts, next_attempt_at, leased_until from inbox"
+            " where handled_at is null and parked_at is null"
+        )
+        raise AssertionError(f"never at rest: {[dict(row) for row in (*runs, *mail)]}, at {self.world.time()}")
 
     async def _idle(self) -> bool:
         busy = await self.bench.pool.fetchval(
