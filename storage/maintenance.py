@@ -7,17 +7,19 @@ runs go on elsewhere, and the fence refuses whatever it still writes.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from core.conversation import Message, StoredMessage
+from core.errors import StoreUnavailable
 from core.ports import TraceEntry
 from core.results import unanswered
 from core.run import FailReason
 from storage import endings, sql
-from storage.database import STATEMENT_TIMEOUT_S, Database, mapped_errors
+from storage.database import STATEMENT_TIMEOUT_S, Database, mapped_errors, translated
 from storage.rows import encode, message_columns, parsed, run_of, trace_of, view_of
 
 if TYPE_CHECKING:
@@ -49,6 +51,17 @@ class Counts:
     open_suspensions: int
     unhandled_mail: int
     workers_alive: int
+
+
+@contextmanager
+def _for_itself_alone(run_id: str) -> Iterator[None]:
+    """Let what is wrong with one run's rows (they do not load) fail for that run: the others of a sweep go on."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, StoreUnavailable) or isinstance(translated(error), StoreUnavailable):
+            raise
+        log.exception("run %s: a sweep cannot end it", run_id)
 
 
 class PgMaintenance:
@@ -110,9 +123,9 @@ class PgMaintenance:
 
         Dead: no row, no beat for *lease_s* seconds, or (*quick*) its session lock is free and its beat is over 4 s
         old. How many runs a process held is remembered on its row before the first is taken, so that "alone" holds
-        over several batches. A run reaped from its closing pass is failed in the same transaction. The messages that a
-        dead process was about to deliver are free for the others as well. Sessions that stopped in the middle of a
-        statement are ended: what they locked could not be taken back.
+        over several batches. A run reaped from its closing pass is failed in the same transaction, if its rows
+        load. The messages that a dead process was about to deliver are free for the others as well. Sessions that
+        stopped in the middle of a statement are ended: what they locked could not be taken back.
         """
         now = self._database.now()
         async with self._database.connection() as connection:
@@ -129,7 +142,9 @@ class PgMaintenance:
             rows = await sql.reap_runs.rows(connection, room=limit, now=now)
             for row in rows:
                 if row["recovery_attempts"] - int(row["alone"]) >= CLOSING_PASS:
-                    await self._fail_exhausted(connection, row["id"])
+                    with _for_itself_alone(row["id"]):
+                        async with connection.transaction():
+                            await self._fail_exhausted(connection, row["id"])
             if rows:
                 await endings.hint(connection, endings.WORK, "", allowed=self._database.hints)
         return [row["id"] for row in rows]
@@ -177,21 +192,26 @@ class PgMaintenance:
     async def expire_due(self, limit: int = 50) -> int:
         """Expire what is overdue of up to *limit* runs, each in its own transaction; return how many suspensions.
 
-        A run that somebody else has locked waits for the next time.
+        A run that somebody else has locked waits for the next time; one whose rows do not load stops no other.
         """
         now = self._database.now()
         async with self._database.connection() as connection:
             rows = await sql.list_runs_with_expired.rows(connection, room=limit, now=now)
         expired = 0
         for row in rows:
-            async with self._database.transaction() as connection:
-                locked = await sql.lock_run_unless_busy.value(connection, run_id=row["run_id"])
-                if locked is not None:
-                    gone, run = await endings.expire(connection, run_of(parsed(locked)), now)
-                    expired += len(gone)
-                    if gone:
-                        await endings.hint(connection, endings.OUTBOX, run.id, allowed=self._database.hints)
+            with _for_itself_alone(row["run_id"]):
+                expired += await self._expire(row["run_id"], now)
         return expired
+
+    async def _expire(self, run_id: str, now: datetime | None) -> int:
+        async with self._database.transaction() as connection:
+            locked = await sql.lock_run_unless_busy.value(connection, run_id=run_id)
+            if locked is None:
+                return 0
+            gone, run = await endings.expire(connection, run_of(parsed(locked)), now)
+            if gone:
+                await endings.hint(connection, endings.OUTBOX, run.id, allowed=self._database.hints)
+            return len(gone)
 
     async def to_remind(self, at_most_s: float, limit: int = 50) -> list[str]:
         """List the ids of open suspensions of which a third of the time, at most *at_most_s* seconds, is left and whose

@@ -20,11 +20,12 @@ select pg_try_advisory_lock($1) as held;
 
 -- name: end_stalled_sessions(stalled_s)
 -- Ends sessions of Atlas that PostgreSQL has waited for in the middle of a statement for $1 seconds: a stopped process
--- that had named its statement and not yet run it. No time limit of a session covers that wait (idle means: between
--- statements; only transaction_timeout would, from version 17 on), and its locks would last as long as it stays stopped.
+-- that had named its statement and not yet run it, or that does not read what its statement returns (a claim of many
+-- runs fills a socket). No time limit of a session covers that wait (idle means: between statements; only
+-- transaction_timeout would, from version 17 on), and its locks would last as long as it stays stopped.
 select pg_terminate_backend(pid) from pg_stat_activity
 where datname = current_database() and usename = current_user and application_name = 'atlas'
-  and state = 'active' and wait_event = 'ClientRead'
+  and state = 'active' and wait_event in ('ClientRead', 'ClientWrite')
   and query_start < clock_timestamp() - make_interval(secs => $1);
 
 -- name: mark_dead_workers(lease_s, quick, quick_after_s, now)

@@ -12,6 +12,7 @@ from core.errors import ClaimLost, InvariantBroken, StoreUnavailable
 from core.ports import Batch, Closing, Outcome
 from core.run import ActionState, HaltReason, RunState, SuspensionStatus
 from jobs.remind import BATCH, Remind
+from storage import sql
 from storage.database import Database, open_pool
 from storage.maintenance import PgMaintenance
 from tests.conftest import STATEMENTS_KEPT
@@ -453,3 +454,52 @@ async def test_a_process_stopped_in_the_middle_of_a_statement_does_not_keep_its_
         stopped.terminate()
     await asyncio.wait({asked})
     assert asked.exception() is not None
+
+
+async def test_a_process_stopped_before_it_read_what_it_claimed_does_not_keep_it(world: World, database: str) -> None:
+    """What a claim returns is more than a socket takes: PostgreSQL waits for the reader, and commits after it only."""
+    for number in range(60):
+        letter = await world.letter("x" * 60_000, user=f"U{number}")
+        assert await world.desk.start(letter, world.new_run(letter), None) is None
+    upkeep = PgMaintenance(world.pool, now=world.time, stalled_s=0.0)
+    stopped: Any = await asyncpg.connect(database, server_settings={"application_name": "atlas"})
+    try:
+        claim = await stopped.prepare(sql.claim_runs.text)
+        stopped._transport.pause_reading()
+        asked = asyncio.create_task(claim.fetch(str(uuid4()), 60, None, "", None))
+        async with asyncio.timeout(DEADLINE_S):
+            while not await world.value(
+                "select count(*) from pg_stat_activity where state = 'active' and wait_event = 'ClientWrite'"
+                " and datname = current_database()"
+            ):
+                await asyncio.sleep(0.01)
+            assert await world.worker.claim(world.worker_id, 60) == []
+            while len(claimed := await world.worker.claim(world.worker_id, 60)) < 60:
+                assert not claimed
+                await upkeep.reap(lease_s=90.0, quick=False)
+                await asyncio.sleep(0.01)
+    finally:
+        stopped.terminate()
+    await asyncio.wait({asked})
+    assert asked.exception() is not None
+
+
+async def test_a_run_whose_rows_do_not_load_keeps_no_other_from_being_reaped(world: World) -> None:
+    await _register(world)
+    broken, sound = await world.started(), await world.started()
+    await world.pool.execute("update runs set owner = '{}', recovery_attempts = 4 where id = $1", broken.run_id)
+    world.pass_time(91)
+    assert sorted(await world.upkeep.reap(lease_s=90, quick=False)) == sorted([broken.run_id, sound.run_id])
+    assert await _run(world, sound.run_id) == ("running", 1, 0, True)
+    (claimed,) = await world.worker.claim(str(uuid4()), 1)
+    assert claimed.run.id == sound.run_id
+
+
+async def test_a_run_whose_rows_do_not_load_keeps_no_other_from_expiring(world: World) -> None:
+    broken, _ = await world.suspended()
+    world.pass_time(1)
+    sound, _ = await world.suspended()
+    await world.pool.execute("update runs set owner = '{}' where id = $1", broken)
+    world.pass_time(1801)
+    assert await world.upkeep.expire_due() == 1
+    assert [await world.state(run) for run in (broken, sound)] == ["suspended", "halted"]
