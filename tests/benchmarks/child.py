@@ -58,13 +58,13 @@ async def drain(opened: Subject, clients: int) -> None:
     agent = Agent("", [Look()], scopes)
     loops = lambda fence: opened.loop(fence, agent, model)  # noqa: E731
     worker = Worker(opened.worker_id, opened.worker, loops, SystemClock(), capacity=clients)
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     working = asyncio.create_task(worker.run())
     end = begin
     while await opened.pool.fetchval("select exists (select from runs where state = 'running')"):
         end = time.perf_counter()
         await asyncio.sleep(0.02)
-    say(begin=begin, end=end)
+    say(begin=begin, end=end, cpu_s=time.process_time() - used)
     await asyncio.gather(working)
 
 

@@ -152,7 +152,7 @@ async def orphans(server: Server) -> None:
             async with Meter(server) as meter:
                 report = await reaper.run_once()
             assert len(report.reaped) == count, len(report.reaped)
-            meter.emit("orphans", count, note="dead processes' runs handed back")
+            meter.emit("orphans", count, runs=count, note="dead processes' runs handed back")
             await opened.close()
 
 

@@ -87,12 +87,10 @@ def put(document: str, marker: str, body: str) -> str:
     return f"{before}{begin}{body}\n{end}{rest.partition(end)[2]}"
 
 
-def main() -> None:
-    """Read the lines, write the document."""
-    lines = [json.loads(text) for text in Path(sys.argv[1]).read_text().splitlines()]
+def filled(document: str, lines: list[Line]) -> str:
+    """Return the document with the figures of *lines*, but for clicks (``acks``): run.py prints a table of theirs."""
     (machine,) = [line for line in lines if line["bench"] == "machine"]
-    lines = [line for line in lines if line["bench"] not in ("machine", "ack")]
-    document = Path(sys.argv[2])
+    lines = [line for line in lines if line["bench"] not in ("machine", "acks")]
     loads = [line["load"] for line in lines]
     about = (
         f"{machine['cores']} cores, {machine['memory_gb']} GB, Python {machine['python']}, "
@@ -100,8 +98,14 @@ def main() -> None:
         f"`BENCH_SCALE={machine['scale']:g}`. Load of the machine meanwhile {min(loads)} to {max(loads)} "
         "(this measurement alone makes about 2). Rows that say *counted* count statements, which slows them.\n\n"
     )
-    text = put(document.read_text(), "figures", about + table(lines))
-    document.write_text(put(text, "goals", goals(lines)))
+    return put(put(document, "figures", about + table(lines)), "goals", goals(lines))
+
+
+def main() -> None:
+    """Read the lines, write the document."""
+    lines = [json.loads(text) for text in Path(sys.argv[1]).read_text().splitlines()]
+    document = Path(sys.argv[2])
+    document.write_text(filled(document.read_text(), lines))
 
 
 if __name__ == "__main__":

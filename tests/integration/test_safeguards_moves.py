@@ -1,8 +1,10 @@
 """Safeguards of single moves on the real store that no other test would miss."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -168,21 +170,52 @@ async def test_a_claim_passes_over_what_somebody_else_is_taking(world: World) ->
     await world.worker.release(fence)
     async with world.pool.acquire() as holder, holder.transaction():
         await holder.execute("select from runs where id = $1 for update", fence.run_id)
-        claiming = asyncio.ensure_future(world.worker.claim(world.worker_id, 9))
-        try:
-            async with asyncio.timeout(60):
-                while not claiming.done():
-                    waiting = await world.value(
-                        "select count(*) from pg_stat_activity"
-                        " where datname = current_database() and wait_event_type = 'Lock'"
-                    )
-                    assert waiting == 0, "the claim waits for somebody else's row"
-                    await asyncio.sleep(0.005)
-            assert claiming.result() == []
-        finally:
-            claiming.cancel()
-            await asyncio.wait({claiming})
+        assert await claimed_without_waiting(world) == []
     assert len(await world.worker.claim(world.worker_id, 9)) == 1
+
+
+async def claimed_without_waiting(world: World) -> list[str]:
+    """Claim what there is; fail as soon as a session is seen to wait for a lock."""
+    claiming = asyncio.ensure_future(world.worker.claim(world.worker_id, 9))
+    try:
+        async with asyncio.timeout(60):
+            while not claiming.done():
+                waiting = await world.value(
+                    "select count(*) from pg_stat_activity"
+                    " where datname = current_database() and wait_event_type = 'Lock'"
+                )
+                assert waiting == 0, "the claim waits for somebody else's row"
+                await asyncio.sleep(0.005)
+        return [one.run.id for one in claiming.result()]
+    finally:
+        claiming.cancel()
+        await asyncio.wait({claiming})
+
+
+@pytest.mark.parametrize("what", ["claim", "reap"])
+async def test_a_claim_waits_for_no_other_worker_and_takes_what_is_left(world: World, what: str) -> None:
+    """Another worker's claim, or a reaper's batch, is not committed yet: no two of them ever wait on one row."""
+    fences = [await world.started() for _ in range(2)]
+    free = {fence.run_id for fence in fences}
+    await world.worker.release(fences[0])
+    if what == "claim":
+        await world.worker.release(fences[1])
+    else:
+        world.pass_time(91)
+        await world.pool.execute(
+            "insert into workers (id, host, pid, role, lock_key, holds_lock, beat_at, died_at, held)"
+            " values ($1, 'gone', 1, 'worker', 0, false, now(), now(), 1)",
+            world.worker_id,
+        )
+    async with world.pool.acquire() as other, other.transaction():
+        if what == "claim":
+            rows = await sql.claim_runs.rows(
+                other, worker_id=str(uuid4()), room=1, per_person=None, walked="", now=world.now
+            )
+            (taken,) = [json.loads(row["run"])["id"] for row in rows]
+        else:
+            (taken,) = [row["id"] for row in await sql.reap_runs.rows(other, room=20, now=world.now)]
+        assert await claimed_without_waiting(world) == [*(free - {taken})]
 
 
 async def test_a_claimed_run_is_not_claimed_again(world: World) -> None:

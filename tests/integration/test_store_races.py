@@ -97,6 +97,44 @@ async def test_an_expiry_that_came_first_refuses_the_click(world: World) -> None
     assert await world.value("select halts from runs where id = $1", run_id) == 1
 
 
+# What closes a card beside a click: the state of the suspension and of the run when it came first.
+CLOSED = {"supersede": ("superseded", "running"), "stop": ("stopped", "halted"), "edit": ("edited", "running")}
+
+
+@BOTH_ORDERS
+@pytest.mark.parametrize("move", CLOSED)
+async def test_a_click_and_what_closes_its_card_never_both_win(world: World, move: str, reverse: bool) -> None:
+    """A new instruction, a stop or an edit in the same moment as an approval: whoever comes second is told so."""
+    run_id, (ask,) = await world.suspended()
+    letter = await world.letter("no, 300 instead")
+    closing: dict[str, Callable[[], Awaitable[Any]]] = {
+        "supersede": lambda: world.desk.supersede(letter, run_id, world.worker_id),
+        "stop": lambda: world.desk.stop(run_id, clicker()),
+        "edit": lambda: world.desk.edit(ask.id, ask.token, clicker("U2"), {"n": 7}, world.worker_id),
+    }
+    moves = [_approve(world, ask), closing[move]]
+    outcomes = await world.behind_lock(run_id, *(reversed(moves) if reverse else moves))
+    clicked, closed = reversed(outcomes) if reverse else outcomes
+    stands = await world.value("select status from suspensions where id = $1", ask.id)
+    if reverse:
+        assert (stands, await world.state(run_id)) == CLOSED[move]
+        assert clicked.refusal is Refusal.DECIDED
+        assert clicked.claimed is None
+        assert await world.value("select count(*) from audit where act = 'approve' and allowed") == 0
+        return
+    assert (stands, clicked.refusal) == ("approved", None)
+    if move == "stop":
+        # Nothing has begun yet, so that the run halts, approved as it is.
+        assert (closed.how, await world.state(run_id)) == ("halted", "halted")
+        assert await world.worker.claim(world.worker_id, 9) == []
+    elif move == "edit":
+        assert closed.refusal is Refusal.DECIDED
+        assert await world.value("select edited_by from suspensions where id = $1", ask.id) is None
+    else:
+        assert isinstance(closed, Conflict)
+        assert await world.value("select run_id from inbox where id = $1", letter.id) is None, "it is read again"
+
+
 @BOTH_ORDERS
 async def test_a_decision_is_never_lost_between_looking_and_waiting(world: World, reverse: bool) -> None:
     """A sibling is executing; its worker says "I wait" just as somebody decides the other call."""
