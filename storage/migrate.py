@@ -5,7 +5,8 @@ its own together with its row in `schema_migrations`. Many replicas may start at
 transaction-scoped advisory lock (so it works behind a transaction pooler) and finds the work done.
 
 It never goes back, and runs no statement that cannot run in a transaction (`create index concurrently`).
-The failure it can cause: a file that locks a large table holds up every replica for as long as it runs.
+The failure it can cause: a file that locks a large table holds up every replica for as long as it runs. Not one that
+stops on the way (a paused machine, a stopped process): PostgreSQL ends its session, and with it its locks.
 """
 
 import hashlib
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     Connection: TypeAlias = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 
 OLDEST_POSTGRES = 14
+# PostgreSQL waits this long for the next statement of whoever migrates.
+STALLED_S = 60
 _LOCK = 0x41544C4153  # "ATLAS"
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 
@@ -124,7 +127,8 @@ async def migrate(dsn: str, *, migrations: tuple[Migration, ...] | None = None) 
     """
     known = load_migrations() if migrations is None else migrations
     try:
-        connection = await asyncpg.connect(dsn, statement_cache_size=0)
+        named = {"application_name": "atlas"}
+        connection = await asyncpg.connect(dsn, statement_cache_size=0, server_settings=named)
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise StoreUnavailable(f"cannot connect to PostgreSQL: {error}") from error
     try:
@@ -174,6 +178,8 @@ async def _apply_next(connection: "Connection", known: tuple[Migration, ...]) ->
     migration: Migration | None = None
     try:
         async with connection.transaction():
+            # Of this transaction, so that it holds behind a transaction pooler, too.
+            await connection.execute(f"set local idle_in_transaction_session_timeout = '{STALLED_S}s'")
             await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
             await connection.execute(_LEDGER)
             lacking = await pending(connection, migrations=known)

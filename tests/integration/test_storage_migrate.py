@@ -2,6 +2,8 @@
 
 import asyncio
 import hashlib
+import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,3 +134,36 @@ def test_gaps_doubles_and_odd_names_are_refused(tmp_path: Path, names: list[str]
         (tmp_path / name).write_text("select 1")
     with pytest.raises(InvariantBroken):
         load_migrations(tmp_path)
+
+
+async def test_a_process_that_stops_while_it_migrates_holds_nobody_up(empty_database: str) -> None:
+    """Its session has the one lock, and those of every table it changed, for as long as PostgreSQL waits for it."""
+    waits = migration(1, "create table one (id int primary key); select pg_advisory_xact_lock(99)")
+    connection = await connect(empty_database)
+    stopped = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _MIGRATES_SOON_STALLED, empty_database, waits.name, waits.text, waits.checksum
+    )
+    try:
+        await connection.execute("begin; select pg_advisory_xact_lock(99)")
+        async with asyncio.timeout(60):
+            while not await connection.fetchval(
+                "select count(*) from pg_locks where locktype = 'advisory' and objid = 99 and not granted"
+            ):
+                assert stopped.returncode is None
+                await asyncio.sleep(0.01)
+            stopped.send_signal(signal.SIGSTOP)
+            await connection.execute("rollback")
+            assert await migrate(empty_database, migrations=(waits, SECOND)) == (waits, SECOND)
+    finally:
+        stopped.kill()
+        await stopped.wait()
+        await connection.close()
+
+
+_MIGRATES_SOON_STALLED = """
+import asyncio, sys
+from storage import migrate
+migrate.STALLED_S = 1
+dsn, *named = sys.argv[1:]
+asyncio.run(migrate.migrate(dsn, migrations=(migrate.Migration(1, *named),)))
+"""
