@@ -122,7 +122,8 @@ class Replica:
             self.agent.scopes.bind(self.directory)
         kind = "alone" if role == "alone" else "worker"
         pooler = settings.behind_pooler
-        self.pulse = Pulse(opened.dsn, self.worker_id, secrets.randbits(62), kind, pooler=pooler)
+        key = secrets.randbits(62)
+        self.pulse = Pulse(opened.dsn, self.worker_id, key, kind, pooler=pooler, pool=opened.pool)
         self.heartbeat = Heartbeat(self.pulse, self.clock, settings.lease_s)
         self.worker = Worker(
             self.worker_id,
@@ -131,6 +132,7 @@ class Replica:
             self.clock,
             capacity=settings.runs_at_once,
             start_alone=start_alone,
+            believed=lambda: self.heartbeat.believed,
         )
         room = self.worker if role in ("all", "worker") else None
         self.engine = Engine(self.agent, opened.desk, self.directory, rules_of(settings), room)

@@ -35,7 +35,9 @@ class Worker:
     """Claims runs and works on each in a task of its own.
 
     *make_loop*: builds the loop of one claim. *capacity*: runs at once. *start_alone*: starts a child process for one
-    run that takes processes down, and returns when it has ended (None: such runs stay unclaimed here).
+    run that takes processes down, and returns when it has ended (None: such runs stay unclaimed here). *believed*: says
+    whether others believe this process alive; while they may not, it claims nothing, since every claim of a dead
+    process is taken back as a crash of its run.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Worker:
         capacity: int = 64,
         poll_s: float = 0.5,
         start_alone: Callable[[str], Awaitable[None]] | None = None,
+        believed: Callable[[], bool] = lambda: True,
     ) -> None:
         self.worker_id = worker_id
         self.store = store
@@ -56,6 +59,7 @@ class Worker:
         self.capacity = capacity
         self.poll_s = poll_s
         self.start_alone = start_alone
+        self.believed = believed
         self.draining = False
         self._carried: dict[str, _Carried] = {}
         self._children: dict[str, asyncio.Task[None]] = {}
@@ -68,8 +72,9 @@ class Worker:
     # -- Room, for the engine ---------------------------------------------------------------------------------
 
     def worker_id_if_room(self) -> str | None:
-        """Return this worker's id when it has room and is not draining."""
-        return self.worker_id if not self.draining and len(self._carried) < self.capacity else None
+        """Return this worker's id when it has room, is not draining, and is believed alive."""
+        fit = not self.draining and len(self._carried) < self.capacity and self.believed()
+        return self.worker_id if fit else None
 
     def adopt(self, fence: Fence) -> None:
         """Work on a run that was claimed for this worker; a claim that it works on already is left alone."""
@@ -116,7 +121,7 @@ class Worker:
 
     async def _claim(self) -> int:
         room = self.capacity - len(self._carried)
-        if room <= 0:
+        if room <= 0 or not self.believed():
             return 0
         async with self._claiming:
             if self.draining:

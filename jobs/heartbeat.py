@@ -3,11 +3,12 @@
 Decides: whether this process has had the database for long enough to judge others by it. Does not: reap. Beats go on
 during long model and tool calls: slow is not dead. The failure it can cause: a heartbeat that stops while the process
 works lets its runs be reaped; the fence then keeps it from writing, but work is done twice. So the beat is at most a
-third of the lease, which is asserted at start.
+third of the lease, which is asserted at start; and a process that may be taken for dead claims nothing.
 """
 
 import asyncio
 import logging
+import math
 from typing import Protocol
 
 from core.errors import Misconfigured, StoreUnavailable
@@ -18,6 +19,8 @@ log = logging.getLogger("atlas.heartbeat")
 BEAT_EVERY_S = 1.0
 # An outage of the database must reap nobody: only after this many beats in a row may this process judge leases.
 BEATS_BEFORE_JUDGING = 3
+# Others may take a process whose session lock is free for dead this long after its last beat (storage.maintenance).
+BELIEVED_ALIVE_S = 4.0
 
 
 class Pulse(Protocol):
@@ -43,6 +46,12 @@ class Heartbeat:
         self.pulse = pulse
         self.clock = clock
         self.streak = 0
+        self._beat_at = -math.inf
+
+    @property
+    def believed(self) -> bool:
+        """Say whether nobody can have taken this process for dead: what it claims now is not taken from it at once."""
+        return self.clock.monotonic() - self._beat_at < BELIEVED_ALIVE_S
 
     @property
     def may_judge(self) -> bool:
@@ -51,12 +60,14 @@ class Heartbeat:
 
     async def beat(self) -> None:
         """Beat once. Raises: StoreUnavailable."""
+        sent_at = self.clock.monotonic()  # it counts from when it was sent: this process may be stopped meanwhile
         try:
             await self.pulse.beat()
         except StoreUnavailable:
             self.streak = 0
             raise
         self.streak += 1
+        self._beat_at = sent_at
 
     async def run(self) -> None:
         """Beat every second until cancelled."""

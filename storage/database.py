@@ -53,6 +53,11 @@ _SESSION = {
 }
 
 
+def session_settings(*, pooler: bool) -> dict[str, str]:
+    """Return what every session of ours is given at its start; nothing can be given through a transaction pooler."""
+    return {} if pooler else _SESSION
+
+
 async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool":
     """Open a pool of up to *size* connections.
 
@@ -68,7 +73,7 @@ async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool"
             command_timeout=STATEMENT_TIMEOUT_S,
             timeout=ACQUIRE_TIMEOUT_S,
             reset=_keep_session,
-            server_settings={} if pooler else _SESSION,
+            server_settings=session_settings(pooler=pooler),
         )
 
 

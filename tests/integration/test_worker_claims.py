@@ -1,16 +1,22 @@
 """A claim whose answer was lost is found by the worker that holds it, on the real store."""
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
 
+from core.errors import StoreUnavailable
 from core.loop import Loop
 from core.ports import Fence
 from core.worker import Worker
+from storage.database import open_pool
+from storage.pulse import Pulse
+from tests.conftest import with_database
 from tests.integration.storeworld import World, world_on
 
 
@@ -70,3 +76,63 @@ async def test_a_claim_whose_answer_was_lost_is_taken_up_by_its_own_worker(world
         await worker.drain()
         await running
     assert log == [fence.run_id]
+
+
+async def test_a_process_that_is_taken_for_dead_claims_nothing(world: World) -> None:
+    """What it claimed would be taken back at once, as one more crash of a run that did nothing wrong: four such claims,
+    and the run would have failed for good."""
+    letter = await world.letter()
+    assert await world.desk.start(letter, world.new_run(letter), None) is None
+    log: list[str] = []
+    believed = False
+
+    def make_loop(claimed: Fence) -> Loop:
+        loop: Any = Worked(claimed, world, log)
+        return loop  # type: ignore[no-any-return]
+
+    worker = Worker(world.worker_id, world.worker, make_loop, SteppedClock(), poll_s=0.01, believed=lambda: believed)
+    assert worker.worker_id_if_room() is None
+    assert await worker._claim() == 0
+    assert await world.value("select count(*) from runs where claim_token is null and state = 'running'") == 1
+    believed = True
+    assert worker.worker_id_if_room() == world.worker_id
+    assert await worker._claim() == 1
+    async with asyncio.timeout(60):
+        await worker.until_idle()
+    assert len(log) == 1
+
+
+async def test_a_process_beats_by_its_pool_when_there_is_no_connection_left_for_its_pulse(
+    world: World, postgres: str
+) -> None:
+    """As after a failover, when everybody connects anew and somebody comes too late: its pool works on."""
+    name = await world.value("select current_database()")
+    role = f"bot_{name}"
+    await world.pool.execute(
+        f'create role "{role}" login password \'secret\' connection limit 1; grant all on workers to "{role}"'
+    )
+    parts = urlsplit(with_database(postgres, name))
+    dsn = urlunsplit(parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}"))
+    pool = await open_pool(dsn, size=1)
+    pulse = Pulse(dsn, world.worker_id, 7, "worker", pool=pool)
+    seen = "select holds_lock, beat_at from workers where id = $1"
+    try:
+        await pulse.beat()
+        (held, first) = (await world.pool.fetch(seen, world.worker_id))[0]
+        assert held is False
+        await pulse.beat()
+        (_, second) = (await world.pool.fetch(seen, world.worker_id))[0]
+        assert second > first
+        pool.terminate()
+        async with asyncio.timeout(60):
+            while not await world.value("select holds_lock from workers where id = $1", world.worker_id):
+                with suppress(StoreUnavailable):
+                    await pulse.beat()
+                await asyncio.sleep(0.01)
+        await pulse.end()
+    finally:
+        pool.terminate()
+        async with asyncio.timeout(60):
+            while await world.value("select count(*) from pg_stat_activity where usename = $1", role):
+                await asyncio.sleep(0.01)
+        await world.pool.execute(f'drop owned by "{role}"; drop role "{role}"')

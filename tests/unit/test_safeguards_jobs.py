@@ -6,16 +6,19 @@ from collections.abc import Sequence
 import pytest
 
 from core.errors import Misconfigured, StoreUnavailable
-from jobs.heartbeat import Heartbeat
+from jobs.heartbeat import BELIEVED_ALIVE_S, Heartbeat
 from jobs.reap_orphans import BATCH, ReapOrphans
+from storage.maintenance import QUICK_AFTER_S
 
 
 class Clock:
-    """No time passes here."""
+    """No time passes here by itself."""
+
+    seconds = 0.0
 
     def monotonic(self) -> float:
         """Return seconds."""
-        return 0.0
+        return self.seconds
 
     async def sleep(self, seconds: float) -> None:
         """Let others go on."""
@@ -70,6 +73,25 @@ async def test_leases_are_judged_only_after_three_beats_in_a_row() -> None:
     assert orphans.asked == 0
     await heartbeat.beat()
     assert len((await reap.run_once()).reaped) == 5
+
+
+async def test_a_process_whose_beats_fail_is_soon_not_believed_alive() -> None:
+    """Every claim of a process that is taken for dead is taken back as a crash of its run."""
+    clock, pulse = Clock(), Pulse()
+    heartbeat = Heartbeat(pulse, clock, lease_s=90)
+    believed = [heartbeat.believed]
+    await heartbeat.beat()
+    believed.append(heartbeat.believed)
+    pulse.away = True
+    clock.seconds += BELIEVED_ALIVE_S
+    with pytest.raises(StoreUnavailable):
+        await heartbeat.beat()
+    believed.append(heartbeat.believed)
+    pulse.away = False
+    await heartbeat.beat()
+    believed.append(heartbeat.believed)
+    assert believed == [False, True, False, True]
+    assert BELIEVED_ALIVE_S <= QUICK_AFTER_S
 
 
 async def test_every_orphan_is_handed_back_in_one_round() -> None:
