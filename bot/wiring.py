@@ -440,6 +440,10 @@ async def serve(settings: Settings, role: str = "all") -> int:
     return 0
 
 
+# A clean leave of a child takes its tool's grace and a few commits; one whose event loop is blocked never leaves.
+ALONE_LEAVES_WITHIN_S = 20.0
+
+
 async def start_alone(run_id: str) -> None:
     """Carry one run in a child process; return when it has ended, killing it when cancelled."""
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", "bot", "work-alone", run_id)
@@ -448,7 +452,13 @@ async def start_alone(run_id: str) -> None:
     finally:
         if child.returncode is None:
             child.terminate()
-            await child.wait()
+            try:
+                async with asyncio.timeout(ALONE_LEAVES_WITHIN_S):
+                    await child.wait()
+            except TimeoutError:
+                log.error("run %s: its process does not leave; it is killed", run_id)
+                child.kill()
+                await child.wait()
 
 
 async def work_alone(settings: Settings, run_id: str) -> int:
@@ -458,6 +468,7 @@ async def work_alone(settings: Settings, run_id: str) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     async with replica(settings, "alone") as running:
+        running.loop_watch.start()
         await running.heartbeat.beat()
         beating = asyncio.create_task(running.heartbeat.run())
         try:
@@ -474,4 +485,5 @@ async def work_alone(settings: Settings, run_id: str) -> int:
             beating.cancel()
             await asyncio.gather(beating, return_exceptions=True)
             await running.heartbeat.stop()
+            running.loop_watch.stop()
     return 0
