@@ -17,6 +17,7 @@ from core.conversation import CallKey, Message, ToolCall
 from core.engine import Actor, Engine, Rules
 from core.holder import Holder
 from core.worker import Worker
+from storage.kept import MOST_BYTES
 from tests.benchmarks.server import Meter, Server, counting
 from tests.benchmarks.subjects import (
     Everybody,
@@ -75,16 +76,18 @@ class Timed:
 
 
 async def resume(server: Server) -> None:
-    """Measure resumptions at 10, 100 and 1,000 messages of 2 KB, warm and in another process's memory."""
+    """Measure resumptions at 10, 100 and 1,000 messages of 2 KB: warm, in the process that suspended them while it
+    keeps their conversations (the last 64 MB of them), and in another process."""
     for messages in LENGTHS:
         count = server.n({10: 200, 100: 150, 1000: 60}[messages], least=8)
+        fit = min(count, MOST_BYTES // (messages * 2500))
         async with server.database() as dsn:
             first, second = await subject(dsn), await subject(dsn)
-            suspended = [await _suspended(first, messages) for _ in range(2 * count)]
+            suspended = [await _suspended(first, messages) for _ in range(count + fit)]
             await vacuum(dsn)
             for mode, opened, runs in (
-                ("warm", first, suspended[:count]),
-                ("other process", second, suspended[count:]),
+                ("warm", first, suspended[count:]),
+                ("other process", second, suspended[:count]),
             ):
                 waits = [wait for _, wait in runs]
                 lat, meter = await _resumed(server, opened, [run_id for run_id, _ in runs])
