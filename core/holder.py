@@ -202,6 +202,7 @@ class Holder:
             doing=doing,
             charges_crash=charges_crash,
             scope=self.new_scope,
+            after_ms=self.run.elapsed_ms,
         )
 
     async def commit(self, batch: Batch, write: Callable[[Batch], Awaitable[T]], *, lost: bool = False) -> T | None:

@@ -42,7 +42,8 @@ class Batch:
     *messages* continue the conversation at the run's next seq (the store checks this: a gap is InvariantBroken).
     *mail*: inbox rows whose text is among the messages; they are marked handled. *steps*: 1 with a model's message.
     *dearest_call_usd*: of this batch. *doing*: what the agent does now; None leaves it. *charges_crash*: this commit
-    pays for the model call that a crash may have cost. *scope*: a newly resolved scope, if any.
+    pays for the model call that a crash may have cost. *scope*: a newly resolved scope, if any. *after_ms*: the run's
+    active time before it (None: whatever that is), so that what was given up on and written again counts once.
     """
 
     messages: tuple[StoredMessage, ...] = ()
@@ -56,6 +57,7 @@ class Batch:
     doing: str | None = None
     charges_crash: bool = False
     scope: Scope | None = None
+    after_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

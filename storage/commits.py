@@ -43,7 +43,7 @@ MOST_LANES = 4
 _FIRST_SEQ, _SEQS, _ROLES, _BODIES, _RAWS, _ANSWERS_SEQS, _ANSWERS_POSITIONS = range(7)
 _TRACE_KINDS, _TRACE_BODIES, _TRACE_MS, _TRACE_SPENDS, _MAIL = range(7, 12)
 _NUMBERS = range(12, 17)
-_DOING, _CHARGES_CRASH, _SCOPE = range(17, 20)
+_DOING, _CHARGES_CRASH, _SCOPE, _AFTER_MS = range(17, 21)
 
 
 @dataclass(slots=True)
@@ -193,6 +193,7 @@ def together(fences: Sequence[Fence], columns: Sequence[tuple[Any, ...]]) -> lis
         [run[_DOING] for run in columns],
         _literal([run[_CHARGES_CRASH] for run in columns]),
         [run[_SCOPE] for run in columns],
+        _literal([run[_AFTER_MS] for run in columns]),
         owners(_SEQS),
         _literal(flat(_SEQS)),
         _literal(flat(_ROLES)),

@@ -228,7 +228,7 @@ def message_columns(messages: Sequence[StoredMessage]) -> tuple[list[Any], ...]:
 
 
 def batch_columns(batch: Batch) -> tuple[object, ...]:
-    """Return a batch in the order of $3 (first_seq) to $22 (scope) of step_run, intend_action and conclude_calls."""
+    """Return a batch in the order of $3 (first_seq) to $23 (after_ms) of step_run, intend_action and conclude_calls."""
     trace = batch.trace
     return (
         batch.messages[0].seq if batch.messages else None,
@@ -246,4 +246,5 @@ def batch_columns(batch: Batch) -> tuple[object, ...]:
         cleaned(batch.doing),
         batch.charges_crash,
         encode_scope(batch.scope) if batch.scope is not None else None,
+        batch.after_ms,
     )

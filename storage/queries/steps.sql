@@ -4,10 +4,11 @@ update runs set claim_token = null, claimed_by = null, claimable_at = coalesce($
 where id = $1 and claim_token = $2 and state = 'running'
 returning id;
 
--- name: step_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, seen_news, unless_stopped, now)
+-- name: step_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, after_ms, seen_news, unless_stopped, now)
 -- running -> running: what one commit of the claim's holder adds, and the fence of every longer transaction. Guards:
--- the claim, the next seq ($3, null without messages), nothing new ($23) and no stop asked ($24), where they matter.
--- No row: one of these does not hold, and nothing was written.
+-- the claim, the next seq ($3, null without messages), the active time before it ($23: whoever gave up on a statement
+-- writes it again, and the first may arrive after it), nothing new ($24) and no stop asked ($25), where they matter. No
+-- row: one of these does not hold, and nothing was written.
 with moved as (
     update runs set
         step = step + $15,
@@ -18,37 +19,38 @@ with moved as (
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
-        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($25::timestamptz, now()) end,
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($26::timestamptz, now()) end,
         crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
-      and news <= coalesce($23::bigint, news)
-      and not ($24::boolean and stop_requested is not null)
+      and elapsed_ms = coalesce($23::bigint, elapsed_ms)
+      and news <= coalesce($24::bigint, news)
+      and not ($25::boolean and stop_requested is not null)
     returning id, news
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($25::timestamptz, now())
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now())
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    select moved.id, coalesce($26::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
     from moved, unnest($10::text[], $11::text[], $12::integer[], $13::bigint[]) as t (kind, body, ms, spend_micro)
 ), mailed as (
-    update inbox set handled_at = coalesce($25::timestamptz, now())
+    update inbox set handled_at = coalesce($26::timestamptz, now())
     from moved
     where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 )
 select news from moved;
 
--- name: answer_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, seen_news, content, now)
+-- name: answer_run(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, after_ms, seen_news, content, now)
 -- running -> answered, with the last batch, the answer owed, and what every ending does to the rows that hang on the
--- run (see close_run_rows). Guards: the claim, the next seq, nothing new ($23), no stop asked, no mail left but that of
+-- run (see close_run_rows). Guards: the claim, the next seq, nothing new ($24), no stop asked, no mail left but that of
 -- this batch. No row: one of these does not hold, and nothing was written.
 with moved as (
     update runs set
-        state = 'answered', claim_token = null, claimed_by = null, ended_at = coalesce($25::timestamptz, now()),
+        state = 'answered', claim_token = null, claimed_by = null, ended_at = coalesce($26::timestamptz, now()),
         step = step + $15,
         tool_calls = tool_calls + $16,
         spend_usd = spend_usd + $17::bigint * 0.000001,
@@ -57,28 +59,29 @@ with moved as (
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
-        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($25::timestamptz, now()) end,
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($26::timestamptz, now()) end,
         crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where runs.id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
-      and news <= $23::bigint
+      and elapsed_ms = coalesce($23::bigint, elapsed_ms)
+      and news <= $24::bigint
       and runs.stop_requested is null
       -- Attaching mail raises news under the run's row lock, so that this sub-select cannot be outrun.
       and not exists (select from inbox i where i.run_id = $1 and i.handled_at is null and i.id <> all($14::bigint[]))
     returning id, channel_id, thread_ts, next_seq
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($25::timestamptz, now())
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now())
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($25::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    select moved.id, coalesce($26::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
     from moved, unnest($10::text[] || 'answered'::text, $11::text[] || '{}'::text, $12::integer[] || null::integer,
                        $13::bigint[] || null::bigint) as t (kind, body, ms, spend_micro)
 ), mailed as (
-    update inbox set handled_at = coalesce($25::timestamptz, now())
+    update inbox set handled_at = coalesce($26::timestamptz, now())
     from moved
     where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 ), doubted as (
@@ -91,14 +94,14 @@ with moved as (
     returning suspensions.id
 ), redrawn as (
     update outbox set version = version + 1, attempts = 0, refused_at = null,
-                      next_attempt_at = coalesce($25::timestamptz, now()), updated_at = coalesce($25::timestamptz, now())
+                      next_attempt_at = coalesce($26::timestamptz, now()), updated_at = coalesce($26::timestamptz, now())
     from moved
     where outbox.run_id = moved.id
       and (outbox.kind = 'progress' or (outbox.kind = 'card' and outbox.ref in (select id from stopped)))
 ), owed as (
     insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
-    select 'answer:' || id || ':' || (next_seq - 1), id, 'answer', (next_seq - 1)::text, channel_id, thread_ts, $24,
-           coalesce($25::timestamptz, now())
+    select 'answer:' || id || ':' || (next_seq - 1), id, 'answer', (next_seq - 1)::text, channel_id, thread_ts, $25,
+           coalesce($26::timestamptz, now())
     from moved
     on conflict (place) do update set
         version = outbox.version + 1, content = excluded.content, attempts = 0, refused_at = null,
@@ -106,7 +109,7 @@ with moved as (
 )
 select id from moved;
 
--- name: intend_action(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version, arguments, timeout_s, suspension_id, now)
+-- name: intend_action(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, after_ms, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version, arguments, timeout_s, suspension_id, now)
 -- running -> running: a batch, and a write about to begin: a new row, or the same one set back to intended with the
 -- same key. Guards: the claim, the next seq, no stop asked, never an action that succeeded. No row: see step_run.
 with moved as (
@@ -119,33 +122,34 @@ with moved as (
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
-        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($32::timestamptz, now()) end,
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($33::timestamptz, now()) end,
         crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
+      and elapsed_ms = coalesce($23::bigint, elapsed_ms)
       and stop_requested is null
       -- Only the claim's holder writes actions of a running run, so this sub-select cannot be outrun.
-      and not exists (select from actions a where a.run_id = $1 and a.call_seq = $23 and a.call_position = $24
-                      and a.arguments_digest = $25 and a.state = 'succeeded')
+      and not exists (select from actions a where a.run_id = $1 and a.call_seq = $24 and a.call_position = $25
+                      and a.arguments_digest = $26 and a.state = 'succeeded')
     returning id, news
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($32::timestamptz, now())
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($33::timestamptz, now())
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    select moved.id, coalesce($33::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
     from moved, unnest($10::text[], $11::text[], $12::integer[], $13::bigint[]) as t (kind, body, ms, spend_micro)
 ), mailed as (
-    update inbox set handled_at = coalesce($32::timestamptz, now())
+    update inbox set handled_at = coalesce($33::timestamptz, now())
     from moved
     where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 ), intended as (
     insert into actions (run_id, call_seq, call_position, arguments_digest, idempotency_key, tool, tool_version,
                          arguments, state, suspension_id, timeout_s, intended_at)
-    select moved.id, $23, $24, $25, $26, $27, $28, $29, 'intended', $31, $30, coalesce($32::timestamptz, now())
+    select moved.id, $24, $25, $26, $27, $28, $29, $30, 'intended', $32, $31, coalesce($33::timestamptz, now())
     from moved
     on conflict (run_id, call_seq, call_position, arguments_digest) do update set
         state = 'intended', intended_at = excluded.intended_at, ended_at = null, result = null,
@@ -153,7 +157,7 @@ with moved as (
 )
 select news from moved;
 
--- name: conclude_calls(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, outcome_seqs, outcome_positions, outcome_digests, outcome_states, outcome_results, settled_ids, settled_kinds, settled_texts, replies, now)
+-- name: conclude_calls(run_id, claim_token, first_seq, seqs, roles, bodies, raws, answers_seqs, answers_positions, trace_kinds, trace_bodies, trace_ms, trace_spend_micro, mail, steps, tool_calls, spend_micro, dearest_micro, elapsed_ms, doing, charges_crash, scope, after_ms, outcome_seqs, outcome_positions, outcome_digests, outcome_states, outcome_results, settled_ids, settled_kinds, settled_texts, replies, now)
 -- running -> running: a batch, how actions ended, what cards say about it. A reply is a notice in the thread that
 -- mentions the owner, once per suspension and kind. Guards: the claim, the next seq, and every named action is
 -- intended or unknown. No row: one of these does not hold, and nothing was written.
@@ -167,54 +171,55 @@ with moved as (
         doing = coalesce($20, doing),
         charge_due = charge_due and not $21::boolean,
         scope = coalesce($22, scope),
-        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($32::timestamptz, now()) end,
+        scope_resolved_at = case when $22 is null then scope_resolved_at else coalesce($33::timestamptz, now()) end,
         crashes = case when $15 > 0 then 0 else crashes end,
         next_seq = next_seq + cardinality($4::integer[])
     where id = $1 and claim_token = $2 and state = 'running'
       and next_seq = coalesce($3::integer, next_seq)
+      and elapsed_ms = coalesce($23::bigint, elapsed_ms)
       -- Only the claim's holder writes actions of a running run, so this sub-select cannot be outrun.
-      and cardinality($23::integer[]) = (
+      and cardinality($24::integer[]) = (
           select count(*)
-          from actions a join unnest($23::integer[], $24::integer[], $25::text[]) as o (seq, position, digest)
+          from actions a join unnest($24::integer[], $25::integer[], $26::text[]) as o (seq, position, digest)
               on (a.call_seq, a.call_position, a.arguments_digest) = (o.seq, o.position, o.digest)
           where a.run_id = $1 and a.state in ('intended', 'unknown'))
     returning id, news, channel_id, thread_ts, user_id
 ), said as (
     insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($32::timestamptz, now())
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($33::timestamptz, now())
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
     insert into trace (run_id, at, kind, body, ms, spend_usd)
-    select moved.id, coalesce($32::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
+    select moved.id, coalesce($33::timestamptz, now()), t.kind, t.body, t.ms, t.spend_micro * 0.000001
     from moved, unnest($10::text[], $11::text[], $12::integer[], $13::bigint[]) as t (kind, body, ms, spend_micro)
 ), mailed as (
-    update inbox set handled_at = coalesce($32::timestamptz, now())
+    update inbox set handled_at = coalesce($33::timestamptz, now())
     from moved
     where inbox.id = any($14::bigint[]) and inbox.run_id = moved.id and inbox.handled_at is null
 ), ended as (
     update actions set
         state = o.state, result = o.result,
-        ended_at = case when o.state in ('succeeded', 'failed') then coalesce($32::timestamptz, now()) end
-    from moved, unnest($23::integer[], $24::integer[], $25::text[], $26::text[], $27::text[])
+        ended_at = case when o.state in ('succeeded', 'failed') then coalesce($33::timestamptz, now()) end
+    from moved, unnest($24::integer[], $25::integer[], $26::text[], $27::text[], $28::text[])
         as o (seq, position, digest, state, result)
     where actions.run_id = moved.id and actions.call_seq = o.seq and actions.call_position = o.position
       and actions.arguments_digest = o.digest
 ), settled as (
     update suspensions set settled_kind = s.kind, settled_text = s.text
-    from moved, unnest($28::text[], $29::text[], $30::text[]) as s (id, kind, text)
+    from moved, unnest($29::text[], $30::text[], $31::text[]) as s (id, kind, text)
     where suspensions.id = s.id and suspensions.run_id = moved.id
     returning suspensions.id, suspensions.run_id
 ), carded as (
     update outbox set version = version + 1, attempts = 0, refused_at = null,
-                      next_attempt_at = coalesce($32::timestamptz, now()), updated_at = coalesce($32::timestamptz, now())
+                      next_attempt_at = coalesce($33::timestamptz, now()), updated_at = coalesce($33::timestamptz, now())
     from settled
     where outbox.run_id = settled.run_id and outbox.kind = 'card' and outbox.ref = settled.id
 ), replied as (
     insert into outbox (place, run_id, kind, ref, channel_id, thread_ts, content, next_attempt_at)
     select 'notice:' || s.id || ':' || s.kind, moved.id, 'notice', s.id, moved.channel_id, moved.thread_ts,
-           json_build_object('text', s.reply, 'mention', moved.user_id)::text, coalesce($32::timestamptz, now())
-    from moved, unnest($28::text[], $29::text[], $31::text[]) as s (id, kind, reply)
+           json_build_object('text', s.reply, 'mention', moved.user_id)::text, coalesce($33::timestamptz, now())
+    from moved, unnest($29::text[], $30::text[], $32::text[]) as s (id, kind, reply)
     where s.reply is not null
     on conflict (place) do nothing
 )

@@ -3,13 +3,18 @@
 The stores' own tests see the moves; these see the statements, so that none leans on its caller.
 """
 
+import asyncio
+from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
 import asyncpg
 import pytest
 
+from bot.wiring import SystemClock
 from core.conversation import CallKey
+from core.errors import InvariantBroken, NewsArrived
+from core.holder import Holder
 from core.ports import Batch, Fence
 from storage import sql
 from storage.rows import batch_columns
@@ -72,6 +77,33 @@ async def test_a_statement_that_goes_on_needs_that_very_claim(world: World, hold
     assert await world.pool.fetchval(sql.conclude_calls.text, *who, *batch, *[[]] * 9, world.now) is None
     assert await sql.load_run.row(world.pool, run_id=who[0], claim_token=who[1], now=world.now, after=0) is None
     assert await world.everything() == before
+
+
+async def test_what_was_written_again_counts_once_however_late_the_first_arrives(world: World) -> None:
+    """A statement that its sender gave up on may still arrive: on a network that heals, or in a PostgreSQL that was
+    stopped. Without a message, its place in the conversation does not give it away."""
+    fence, others = await world.started(), [await world.started() for _ in range(2)]
+    holder = Holder(fence, world.worker, SystemClock())
+    await holder.reload()
+    holder.owe(spend_usd=Decimal("0.01"))
+    late = holder.batch()
+    await holder.step(late)
+    action = an_action(fence.run_id, CallKey(1, 0))
+    before = await world.everything()
+    with pytest.raises(InvariantBroken):
+        await world.worker.step(fence, late)
+    with pytest.raises(InvariantBroken):
+        await world.worker.intend(fence, late, action)
+    with pytest.raises(InvariantBroken):
+        await world.worker.conclude(fence, late)
+    with pytest.raises(NewsArrived):
+        await world.worker.answer(fence, late, 0, "done")
+    assert await world.everything() == before
+    # The same among the steps of others, in one statement.
+    steps = [world.worker.step(fence, late), *(world.worker.step(other, Batch(elapsed_ms=5)) for other in others)]
+    outcomes = await asyncio.gather(*steps, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [InvariantBroken, int, int]
+    assert await world.value("select spend_usd from runs where id = $1", fence.run_id) == Decimal("0.01")
 
 
 async def test_the_reaper_fails_only_a_run_that_nobody_holds(world: World) -> None:
