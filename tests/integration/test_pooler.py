@@ -23,7 +23,10 @@ from tests.invariants import watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(found() is None, reason=MISSING)]
 
-AGAIN = ("store_worker", "store_desk", "store_outbox", "store_maintenance", "store_races", "storage_migrate")
+AGAIN = (
+    "store_worker", "store_desk", "store_outbox", "store_maintenance", "store_races", "store_commits",
+    "storage_migrate", "fair_line", "worker_claims", "click_cost", "safeguards_moves", "safeguards_fences",
+)  # fmt: skip
 # What proves something about a session, which nobody has behind a transaction pooler.
 OF_A_SESSION = {
     "test_a_step_sends_one_statement_and_nothing_else": "counts what one session runs; unprepared, each is two",
