@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from core.agent import Agent
 from core.conversation import CallKey, Message, StoredMessage, edited_text
-from core.errors import CouldNotCheck, InvariantBroken, StoreUnavailable, ToolFailed, words_of
+from core.errors import CouldNotCheck, InvariantBroken, NewsArrived, StoreUnavailable, ToolFailed, words_of
 from core.foreign import asked
 from core.next_act import OpenCall
 from core.ports import Batch, Clock, Fence, TraceEntry, WorkerStore
@@ -242,8 +242,8 @@ class Holder:
                     return None
             try:
                 answer = await write(batch)
-            except InvariantBroken:
-                # An earlier try whose answer was lost may have landed after the read that missed it.
+            except (InvariantBroken, NewsArrived):
+                # An earlier try whose answer was lost may have landed after the read that missed it, before the news.
                 if not lost or (await self._read()).run.elapsed_ms <= self.run.elapsed_ms:
                     raise
                 self._committed(batch)

@@ -77,8 +77,13 @@ class Pulse:
             statement_cache_size=0 if self.pooler else 10,
             server_settings=session_settings(pooler=self.pooler),
         )
+        try:
+            await self._register(connection, held=await self._hold(connection))
+        except BaseException:
+            # Its beats would go on under what the row says of an earlier session's lock.
+            connection.terminate()
+            raise
         self._connection = connection
-        await self._register(connection, held=await self._hold(connection))
         return connection
 
     async def _hold(self, connection: "asyncpg.Connection[Record]") -> bool:

@@ -13,12 +13,14 @@ import pytest
 
 from bot.wiring import SystemClock
 from core.conversation import CallKey
-from core.errors import InvariantBroken, NewsArrived
+from core.errors import InvariantBroken, NewsArrived, StoreUnavailable
 from core.holder import Holder
-from core.ports import Batch, Fence
+from core.ports import Batch, Fence, NewAction
 from storage import sql
+from storage.desk_store import PgDesk
 from storage.rows import batch_columns
-from tests.integration.storeworld import World, an_action, world_on
+from storage.worker_store import PgWorkerStore
+from tests.integration.storeworld import World, an_action, clicker, world_on
 
 # What each statement needs besides the run and the claim.
 ENDINGS: dict[str, dict[str, Any]] = {
@@ -104,6 +106,34 @@ async def test_what_was_written_again_counts_once_however_late_the_first_arrives
     outcomes = await asyncio.gather(*steps, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [InvariantBroken, int, int]
     assert await world.value("select spend_usd from runs where id = $1", fence.run_id) == Decimal("0.01")
+
+
+class LateStore(PgWorkerStore):
+    """The answer of the first intention is lost; it arrives just before the second try, and a stop in between."""
+
+    desk: PgDesk
+    tries = 0
+
+    async def intend(self, fence: Fence, batch: Batch, action: NewAction) -> None:
+        self.tries += 1
+        if self.tries == 1:
+            raise StoreUnavailable("the network is cut")
+        await super().intend(fence, batch, action)
+        assert (await self.desk.stop(fence.run_id, clicker())).how == "requested"
+        await super().intend(fence, batch, action)
+
+
+async def test_what_landed_late_is_known_even_if_news_came_after_it(world: World) -> None:
+    """Else what it cost would be owed, and charged, once more."""
+    fence, (call,) = await world.asking()
+    store = LateStore(world.pool)
+    store.desk = world.desk
+    holder = Holder(fence, store, SystemClock())
+    await holder.reload()
+    holder.owe(spend_usd=Decimal("0.01"))
+    batch, action = holder.batch(), an_action(fence.run_id, call)
+    await holder.commit(batch, lambda b: store.intend(fence, b, action))
+    assert (store.tries, holder.landed(batch), bool(holder.owed), holder.stale) == (2, True, False, True)
 
 
 async def test_the_reaper_fails_only_a_run_that_nobody_holds(world: World) -> None:

@@ -1,6 +1,7 @@
 """A claim whose answer was lost is found by the worker that holds it, on the real store."""
 
 import asyncio
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -14,9 +15,10 @@ from core.errors import StoreUnavailable
 from core.loop import Loop
 from core.ports import Fence
 from core.worker import Worker
+from storage import pulse as pulse_module
 from storage.database import open_pool
 from storage.pulse import Pulse
-from tests.conftest import with_database
+from tests.conftest import POOLED, with_database
 from tests.integration.storeworld import World, world_on
 
 
@@ -100,6 +102,40 @@ async def test_a_process_that_is_taken_for_dead_claims_nothing(world: World) -> 
     async with asyncio.timeout(60):
         await worker.until_idle()
     assert len(log) == 1
+
+
+async def test_a_session_that_could_not_say_whether_it_has_the_lock_gives_no_beat(
+    world: World, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its beats would go on under a row that still speaks of the session before it: "holds the lock", which another
+    session has; once that one ends, a live process would look killed after 4 s without a beat."""
+    if POOLED:
+        return  # no session is a process's own there, and no lock is taken
+    key = 2**40 + os.getpid()
+    pulse = Pulse(database, world.worker_id, key, "worker")
+    held = "select holds_lock from workers where id = $1"
+    await pulse.beat()
+    assert await world.value(held, world.worker_id) is True
+    assert pulse._connection is not None
+    pulse._connection.terminate()
+    async with world.pool.acquire() as other:
+        async with asyncio.timeout(60):
+            while not await other.fetchval("select pg_try_advisory_lock($1)", key):
+                await asyncio.sleep(0.01)
+        async with other.transaction():
+            await other.execute("lock table workers in exclusive mode")
+            monkeypatch.setattr(pulse_module, "BEAT_TIMEOUT_S", 0.5)
+            with pytest.raises(StoreUnavailable):
+                await pulse.beat()
+        monkeypatch.undo()
+        async with asyncio.timeout(60):
+            while True:
+                with suppress(StoreUnavailable):
+                    await pulse.beat()
+                    break
+        assert await world.value(held, world.worker_id) is False
+        await other.execute("select pg_advisory_unlock($1)", key)
+    await pulse.end()
 
 
 async def test_a_process_beats_by_its_pool_when_there_is_no_connection_left_for_its_pulse(
