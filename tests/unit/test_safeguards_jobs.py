@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from core.errors import Misconfigured, StoreUnavailable
 from jobs.heartbeat import BELIEVED_ALIVE_S, Heartbeat
 from jobs.reap_orphans import BATCH, ReapOrphans
+from jobs.scheduler import Schedule
 from storage.maintenance import QUICK_AFTER_S
 
 
@@ -100,6 +102,26 @@ async def test_every_orphan_is_handed_back_in_one_round() -> None:
     for _ in range(3):
         await heartbeat.beat()
     assert len((await ReapOrphans(orphans, heartbeat, 90).run_once()).reaped) == 2 * BATCH + 3
+
+
+async def test_a_clock_that_is_set_back_stops_no_job() -> None:
+    """APScheduler goes by the wall clock: an hour back, and nothing would be reaped or expired for an hour."""
+    schedule, ran = Schedule(), asyncio.Event()
+
+    async def job() -> None:
+        ran.set()
+
+    schedule.every(0.05, "sweep", job)
+    schedule.start()
+    try:
+        async with asyncio.timeout(60):
+            await ran.wait()
+            # What it looks like to the schedule: its next time is an hour off.
+            schedule._scheduler.get_job("sweep").modify(next_run_time=datetime.now(UTC) + timedelta(hours=1))
+            ran.clear()
+            await ran.wait()
+    finally:
+        await schedule.stop()
 
 
 def test_a_lease_shorter_than_three_beats_is_refused() -> None:
