@@ -30,5 +30,5 @@ class ExpireSuspensions:
         while True:
             expired = await self.expiry.expire_due(BATCH)
             total += expired
-            if expired < BATCH:
+            if not expired:  # fewer than a batch may be those of which some were busy
                 return total
