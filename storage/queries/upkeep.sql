@@ -115,7 +115,8 @@ where s.status = 'open' and s.expires_at > coalesce($3::timestamptz, now())
   and s.expires_at <= coalesce($3::timestamptz, now()) + make_interval(secs => $1)
   and s.expires_at - coalesce($3::timestamptz, now()) <= (s.expires_at - s.opened_at) / 3
   and exists (select from outbox o
-              where o.run_id = s.run_id and o.ref = s.id and starts_with(o.place, 'card:') and o.message_ts is not null)
+              where o.run_id = s.run_id and o.ref = s.id and starts_with(o.place, 'card:') and o.message_ts is not null
+                and o.refused_at is null)
   and not exists (select from outbox o
                   where o.run_id = s.run_id and o.ref = s.id and starts_with(o.place, 'notice:' || s.id || ':reminder'))
 order by s.expires_at limit $2;

@@ -285,6 +285,20 @@ async def test_a_crowd_is_reminded_of_in_one_round(world: World) -> None:
     assert await world.value("select count(*) from outbox where place like '%:reminder'") == len(asks)
 
 
+async def test_cards_whose_places_are_closed_do_not_hide_others_that_must_be_reminded_of(world: World) -> None:
+    refused = [(await world.suspended())[1][0] for _ in range(BATCH)]
+    world.pass_time(1)
+    _, (later,) = await world.suspended()
+    for ask in (*refused, later):
+        await posted(world, f"card:{ask.id}")
+    await world.pool.execute(
+        "update outbox set refused_at = now() where kind = 'card' and ref = any($1)", [ask.id for ask in refused]
+    )
+    world.pass_time(1600)
+    assert await Remind(world.upkeep).run_once() == 1
+    assert await world.value("select ref from outbox where place like '%:reminder'") == later.id
+
+
 # ---- retention -----------------------------------------------------------------------------------------------------
 
 DAY = 86_400
