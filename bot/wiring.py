@@ -445,10 +445,14 @@ ALONE_LEAVES_WITHIN_S = 20.0
 
 
 async def start_alone(run_id: str) -> None:
-    """Carry one run in a child process; return when it has ended, killing it when cancelled."""
+    """Carry one run in a child process; return when it has ended, killing it when cancelled.
+
+    Raises: RuntimeError when it could not do its work (Slack or PostgreSQL away): the next one is not started at once.
+    """
     child = await asyncio.create_subprocess_exec(sys.executable, "-m", "bot", "work-alone", run_id)
     try:
-        await child.wait()
+        if await child.wait() > 0:
+            raise RuntimeError(f"the process that carries run {run_id} ended with exit code {child.returncode}")
     finally:
         if child.returncode is None:
             child.terminate()

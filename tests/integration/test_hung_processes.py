@@ -65,3 +65,13 @@ async def test_a_child_that_does_not_leave_keeps_no_process_from_leaving(
         await asyncio.wait({carried})
     assert carried.cancelled()
     assert not psutil.pid_exists(int(pid.read_text()))
+
+
+async def test_a_child_that_could_not_begin_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its worker would start the next one at once, again and again, for as long as Slack is away."""
+    script = tmp_path / "fails"
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        await wiring.start_alone("run00001")
