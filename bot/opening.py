@@ -68,8 +68,8 @@ async def stores(settings: Settings, *, size: int = 10) -> AsyncIterator["Stores
                 PgWorkerStore(pool, hints=hints, per_person=settings.runs_per_person),
                 PgDesk(pool, hints=hints, per_person=settings.runs_per_person),
                 PgOutbox(pool),
-                PgInbox(pool),
-                PgMaintenance(pool),
+                PgInbox(pool, hints=hints),
+                PgMaintenance(pool, hints=hints),
             )
         finally:
             pool.terminate()

@@ -36,7 +36,7 @@ _PASSING = ("08", "40", "53", "55", "57", "58")
 _WRONG_CALL = ("for this query", "number of query arguments")
 
 # Every statement of ours finds its rows by keys, so one plan fits all values; planning the step anew each time would
-# cost as much as running it. Settings of a session, so they cannot be given through a transaction pooler.
+# cost as much as running it. Settings of a session, so all but the name cannot be given through a transaction pooler.
 #
 # A process that stops inside a transaction (a paused machine, a cut network) would keep its run's row locked, and with
 # it the click, the stop and the reaper out, for as long as it stays stopped: PostgreSQL then ends its session.
@@ -54,8 +54,12 @@ _SESSION = {
 
 
 def session_settings(*, pooler: bool) -> dict[str, str]:
-    """Return what every session of ours is given at its start; nothing can be given through a transaction pooler."""
-    return {} if pooler else _SESSION
+    """Return what every session of ours is given at its start.
+
+    Through a transaction pooler only its name, by which whoever reaps finds stopped sessions. Source: PgBouncer
+    (varcache.c) keeps application_name per client and sets it in whichever session it lends; it refuses the others.
+    """
+    return {"application_name": _SESSION["application_name"]} if pooler else _SESSION
 
 
 async def open_pool(dsn: str, *, pooler: bool = False, size: int = 10) -> "Pool":

@@ -32,6 +32,8 @@ _numbers = count(1)
 # Behind a transaction pooler no statement stays prepared: the next one may run in another session.
 POOLED = os.environ.get("ATLAS_PG_POOLER") == "transaction"
 STATEMENTS_KEPT = 0 if POOLED else 100
+# What a process of Atlas is told of it.
+POOLER = {"ATLAS_PG_POOLER": "transaction"} if POOLED else {}
 
 
 # A busy machine is slow: no example fails for the time that it took.
@@ -142,6 +144,12 @@ async def empty_database(postgres: str, pooler: Path | None) -> AsyncIterator[st
         yield await _pooled(dsn, pooler)
 
 
+@pytest.fixture
+def direct(postgres: str, database: str) -> str:
+    """DSN of this test's own database past the pooler, if there is one: for sessions that LISTEN or hold a lock."""
+    return with_database(postgres, urlsplit(database).path.removeprefix("/"))
+
+
 async def _pooled(dsn: str, pooler: Path | None) -> str:
     if pooler is None:
         return dsn
@@ -200,6 +208,22 @@ async def connection(database: str) -> "AsyncIterator[asyncpg.Connection[asyncpg
         yield opened
     finally:
         await opened.close()
+
+
+# ---- behind a pooler -------------------------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With a pooler, play what it can change: the tests that have a database, but those that need a session."""
+    if not POOLED:
+        return
+    kept = [item for item in items if _plays_behind_a_pooler(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _plays_behind_a_pooler(item: pytest.Item) -> bool:
+    return "pooler" in getattr(item, "fixturenames", ()) and item.get_closest_marker("own_session") is None
 
 
 # ---- nothing is skipped where everything is installed ---------------------------------------------------------------

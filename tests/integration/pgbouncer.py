@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit, urlunsplit
 
 import asyncpg
 
@@ -44,6 +44,24 @@ async def spread(dsn: str, sessions: int = 3) -> None:
     finally:
         for client in clients:
             await client.close()
+
+
+async def new_sessions(dsn: str) -> None:
+    """Let whatever comes next through the pooler of *dsn* meet sessions opened after now (none of its own: no pooler).
+
+    For what a database sets at the start of its sessions.
+    """
+    parts = urlsplit(dsn)
+    if parse_qs(parts.query).get("port") != [str(_PORT)]:
+        return
+    console = await asyncpg.connect(urlunsplit(parts._replace(path="/pgbouncer")), statement_cache_size=0)
+    try:
+        name = parts.path.removeprefix("/")
+        await console.execute(f"reconnect {name}")
+        await console.execute(f"wait_close {name}")
+    finally:
+        console.terminate()  # the console knows no transactions to roll back, and no more is to be said
+    await spread(dsn)
 
 
 @asynccontextmanager
@@ -97,6 +115,7 @@ unix_socket_dir = {directory}
 unix_socket_mode = 0777
 listen_port = {_PORT}
 auth_type = any
+admin_users = atlas
 pool_mode = transaction
 server_round_robin = 1
 server_reset_query_always = 0

@@ -37,6 +37,8 @@ from storage.database import open_pool
 from storage.maintenance import PgMaintenance
 from storage.migrate import migrate
 from storage.rows import batch_columns
+from tests.conftest import POOLED, STATEMENTS_KEPT
+from tests.integration.pgbouncer import new_sessions
 from tests.integration.storeworld import OPERATOR, World, an_action, an_ask, clicker, world_on
 from tests.integration.test_faults_slack import docstrings
 from tests.soak.cluster import running
@@ -740,12 +742,13 @@ async def test_a_step_costs_the_same_however_long_the_conversation(world: World)
 async def zone(request: pytest.FixtureRequest, database: str) -> AsyncIterator[str]:
     """Let this process and every session of the database live in another time zone."""
     before = os.environ.get("TZ")
-    admin = await asyncpg.connect(database)
+    admin = await asyncpg.connect(database, statement_cache_size=STATEMENTS_KEPT)
     try:
         name = await admin.fetchval("select current_database()")
         await admin.execute(f"alter database \"{name}\" set timezone to '{request.param}'")
     finally:
         await admin.close()
+    await new_sessions(database)
     os.environ["TZ"] = request.param
     time.tzset()
     yield request.param
@@ -759,7 +762,7 @@ async def zone(request: pytest.FixtureRequest, database: str) -> AsyncIterator[s
 async def test_time_is_the_same_in_every_zone(database: str, zone: str) -> None:
     """MagicStack/asyncpg#1139, Skyvern-AI/skyvern#3617: aware times met columns without a zone. No such column, and the
     windows are as long in zones that are hours and odd minutes away."""
-    pool = await open_pool(database, size=3)
+    pool = await open_pool(database, pooler=POOLED, size=3)
     try:
         world = world_on(pool)
         assert await world.value("show timezone") == zone
@@ -796,7 +799,9 @@ async def test_runs_that_wait_cost_no_connection_and_no_query(database: str) -> 
     async def listen(connection: Any) -> None:
         connection.add_query_logger(lambda record: asked.append(record.query))
 
-    async with asyncpg.create_pool(database, min_size=1, max_size=2, init=listen) as pool:
+    async with asyncpg.create_pool(
+        database, min_size=1, max_size=2, init=listen, statement_cache_size=STATEMENTS_KEPT
+    ) as pool:
         world = world_on(pool)
         run_id, (ask,) = await world.suspended()
         counts: list[int] = []

@@ -18,6 +18,7 @@ from bot.settings import read_settings
 from bot.simulator import Simulator
 from bot.simulator.workspace import ATLAS_OPS, MARCUS, OSKAR, RITA, SALES_DESK, VERA
 from bot.wiring import Replica, replica
+from tests.conftest import POOLER
 from tests.integration import policies_agent
 from tests.integration.slack_stage import MANIFEST, until
 
@@ -87,6 +88,7 @@ async def serving(
     settings = read_settings(
         {
             "DATABASE_URL": database,
+            **POOLER,
             "ATLAS_DATA_DIR": str(directory),
             "SLACK_BOT_TOKEN": slack.workspace.bot_token,
             "SLACK_APP_TOKEN": slack.workspace.app_token,

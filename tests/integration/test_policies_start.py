@@ -24,6 +24,7 @@ from bot.wiring import replica
 from core.agent import Agent
 from core.errors import CouldNotCheck, Misconfigured
 from core.tools import Approval, Preview, Scope, ScopeResolver, Tool, ToolContext, User, UserGroup
+from tests.conftest import POOLER
 from tests.integration.policies_agent import Scripted
 from tests.integration.slack_stage import MANIFEST, RealClock, no_scope
 
@@ -152,6 +153,7 @@ async def test_the_start_stops_and_the_doctor_says_the_same(
     settings = read_settings(
         {
             "DATABASE_URL": database,
+            **POOLER,
             "ATLAS_DATA_DIR": str(tmp_path),
             "SLACK_BOT_TOKEN": workspace.slack.workspace.bot_token,
             "SLACK_APP_TOKEN": workspace.slack.workspace.app_token,
@@ -199,6 +201,7 @@ async def test_serve_ends_with_exit_code_2_and_one_message(workspace: Workspace,
     environment = {
         "PATH": os.environ["PATH"],
         "DATABASE_URL": database,
+        **POOLER,
         "SLACK_BOT_TOKEN": workspace.slack.workspace.bot_token,
         "SLACK_APP_TOKEN": workspace.slack.workspace.app_token,
         "SLACK_API_URL": workspace.slack.api_url,

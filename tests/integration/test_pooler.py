@@ -14,26 +14,32 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from bot.opening import stores
+from bot.settings import read_settings
+from core.ports import InboundEvent
 from storage.migrate import load_migrations, migrate
 from tests.acceptance.stack import ROOT, Stack, stack_of
 from tests.acceptance.waiting import wait_until
 from tests.acceptance.workshop import Json, Workshop, call, say
 from tests.integration.pgbouncer import MISSING, found, pgbouncer, spread, through
+from tests.integration.storecalls import methods
 from tests.invariants import watch
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(found() is None, reason=MISSING)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.own_session("has a pooler of its own"),
+    pytest.mark.skipif(found() is None, reason=MISSING),
+]
 
-AGAIN = (
-    "store_worker", "store_desk", "store_outbox", "store_maintenance", "store_races", "store_commits",
-    "storage_migrate", "fair_line", "worker_claims", "click_cost", "safeguards_moves", "safeguards_fences",
+# ATLAS_POOLER_TESTS=all plays every integration test that has a database; without it these, which call every method of
+# the store and meet every kind of fault that was ever found behind a pooler.
+ALL = os.environ.get("ATLAS_POOLER_TESTS") == "all"
+CHOICE = (
+    "store_worker", "store_desk", "store_outbox", "store_maintenance", "store_races", "store_commits", "store_lending",
+    "storage_migrate", "storage_sql", "fair_line", "worker_claims", "click_cost", "safeguards_moves",
+    "safeguards_fences", "safeguards_clock", "safeguards_mail", "policies_start", "sweeps", "slack_first_contact",
+    "breaks_pace",
 )  # fmt: skip
-# What proves something about a session, which nobody has behind a transaction pooler.
-OF_A_SESSION = {
-    "test_a_step_sends_one_statement_and_nothing_else": "counts what one session runs; unprepared, each is two",
-    "test_a_killed_process_is_noticed_by_its_free_lock_and_a_late_beat": "a session lock",
-    "test_ready_means_reachable_and_writable": "gives its session a setting",
-    "test_waking_others_is_a_hint_from_outside_the_step_path": "LISTEN; polling does without",
-}
 
 
 @pytest.fixture
@@ -43,25 +49,50 @@ async def pooled(postgres: str) -> AsyncIterator[Path]:
         yield listening
 
 
-def test_the_stores_own_tests_pass_behind_a_transaction_pooler(postgres: str) -> None:
+def test_the_tests_pass_behind_a_transaction_pooler(postgres: str, tmp_path: Path) -> None:
     """The same tests, in a process of their own, with ATLAS_PG_POOLER=transaction.
 
-    MagicStack/asyncpg#198, MagicStack/asyncpg#1058: prepared statements of another session.
+    Those marked `own_session` stay out, each with its reason. MagicStack/asyncpg#198, MagicStack/asyncpg#1058: prepared
+    statements of another session.
     """
-    files = [f"tests/integration/test_{name}.py" for name in AGAIN]
-    left_out = [f"--deselect={file}::{test}" for file in files for test in OF_A_SESSION]
+    files = [f"tests/integration/test_{name}.py" for name in CHOICE]
+    played = ["-n", "2", "--dist", "loadfile", "tests/integration"] if ALL else ["-m", "not slow", *files]
     environment = {**os.environ, "DATABASE_URL": postgres, "ATLAS_PG_POOLER": "transaction"}
     environment.pop("PYTEST_XDIST_WORKER", None)
+    environment["ATLAS_STORE_CALLS"] = str(tmp_path / "calls")
+    noting = ["-p", "tests.integration.storecalls"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", *left_out, *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *([] if ALL else noting), *played],
         cwd=ROOT,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert ended.returncode == 0, ended.stdout[-8000:] + ended.stderr[-2000:]
-    source = "".join((ROOT / file).read_text(encoding="utf-8") for file in files)
-    assert [test for test in OF_A_SESSION if f"def {test}(" not in source] == []
+    sys.stdout.write(ended.stdout[-200:])
+    if not ALL:
+        assert set((tmp_path / "calls").read_text(encoding="utf-8").split()) == set(methods())
+
+
+async def test_what_production_opens_sends_no_hints_and_has_a_name(database: str, pooled: Path, tmp_path: Path) -> None:
+    """Nobody can listen through a pooler, so no event costs a NOTIFY; by their name stopped sessions are found."""
+    dsn = through(pooled, database)
+    settings = read_settings(
+        {"DATABASE_URL": dsn, "ATLAS_DATA_DIR": str(tmp_path), "ATLAS_PG_POOLER": "transaction"}, slack=False
+    )
+    heard: list[str] = []
+    listener = await asyncpg.connect(database)
+    try:
+        for channel in ("atlas_work", "atlas_outbox", "atlas_mail"):
+            await listener.add_listener(channel, lambda *heard_of: heard.append(heard_of[3]))
+        async with stores(settings, size=2) as opened:
+            assert await opened.inbox.put(InboundEvent("Ev1", "mention", "T1", "C1", "1.0", "1.0", "U1", "hello", {}))
+            assert await opened.pool.fetchval("show application_name") == "atlas"
+        await listener.execute("select pg_notify('atlas_mail', 'the end')")
+        await wait_until(lambda: "the end" in heard, "our own hint")
+    finally:
+        await listener.close()
+    assert heard == ["the end"]
 
 
 async def test_two_transactions_of_a_client_meet_in_different_sessions(database: str, pooled: Path) -> None:

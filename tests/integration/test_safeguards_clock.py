@@ -19,6 +19,8 @@ from storage.inbox import PgInbox
 from storage.maintenance import PgMaintenance
 from storage.outbox import PgOutbox
 from storage.worker_store import PgWorkerStore
+from tests.conftest import STATEMENTS_KEPT
+from tests.integration.pgbouncer import new_sessions
 from tests.integration.storeworld import World, an_ask, clicker, turn, world_on
 
 AHEAD = timedelta(days=400)
@@ -34,8 +36,10 @@ async def world(database: str, connection: "asyncpg.Connection[asyncpg.Record]")
         "'select pg_catalog.now() + (select by from skewed.ahead)'"
     )
     await connection.execute("insert into skewed.ahead values ($1)", AHEAD)
-    settings = {"search_path": "skewed, pg_catalog, public"}
-    async with asyncpg.create_pool(database, min_size=1, max_size=4, server_settings=settings) as pool:
+    name = await connection.fetchval("select current_database()")
+    await connection.execute(f'alter database "{name}" set search_path to skewed, pg_catalog, public')
+    await new_sessions(database)
+    async with asyncpg.create_pool(database, min_size=1, max_size=4, statement_cache_size=STATEMENTS_KEPT) as pool:
         made = world_on(pool)
         made.worker, made.desk, made.outbox = PgWorkerStore(pool), PgDesk(pool), PgOutbox(pool)
         made.inbox, made.upkeep = PgInbox(pool), PgMaintenance(pool)

@@ -20,6 +20,7 @@ from core.ports import Batch, Fence, TraceEntry
 from jobs.retention import BATCH
 from storage.database import open_pool
 from storage.migrate import migrate
+from tests.conftest import POOLED
 from tests.integration.storeworld import DEADLINE_S, World, result, turn, world_on
 from tests.soak.cluster import Cluster, running
 
@@ -152,7 +153,7 @@ async def test_a_statement_that_is_given_up_fails_its_own_step_only(world: World
 @pytest.mark.parametrize("size", [1, 2])
 async def test_a_pool_smaller_than_the_load_makes_wait_and_fails_nobody(database: str, size: int) -> None:
     """30 runs step, load and claim at once on one or two connections."""
-    pool = await open_pool(database, size=size)
+    pool = await open_pool(database, pooler=POOLED, size=size)
     try:
         world = world_on(pool)
         fences = [await world.started(user=f"U{n}") for n in range(30)]

@@ -46,7 +46,7 @@ async def test_statements_are_called_by_keyword_in_any_order(
     tmp_path: Path, connection: "asyncpg.Connection[asyncpg.Record]"
 ) -> None:
     statements = written(tmp_path, SAMPLE)
-    await connection.execute("create temporary table pairs (a int, b int)")
+    await connection.execute("create table pairs (a int, b int)")
     add, count = statements["add_pair"], statements["count_pairs"]
     row = await add.row(connection, b=2, a=40)
     assert row is not None

@@ -6,6 +6,7 @@ import asyncpg
 import pytest
 
 from storage.lending import Lending, lending_of
+from tests.conftest import STATEMENTS_KEPT
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ async def test_all_stores_of_a_pool_share_what_is_kept(pool: "asyncpg.Pool[async
     assert first is again
 
 
+@pytest.mark.own_session("asks which session it is in")
 async def test_a_connection_is_kept_for_the_next_and_given_back_when_nobody_comes(
     pool: "asyncpg.Pool[asyncpg.Record]", lending: Lending
 ) -> None:
@@ -73,6 +75,6 @@ async def test_what_failed_goes_back_to_the_pool_and_holds_no_transaction(
 
 async def test_a_small_pool_has_none_to_spare(database: str) -> None:
     """With three connections everything goes back at once."""
-    async with asyncpg.create_pool(database, min_size=1, max_size=3) as small:
+    async with asyncpg.create_pool(database, min_size=1, max_size=3, statement_cache_size=STATEMENTS_KEPT) as small:
         assert await lending_of(small).fetchval("select 1") == 1
         assert await held(small) == 0

@@ -15,7 +15,7 @@ from jobs.remind import BATCH, Remind
 from storage import sql
 from storage.database import Database, open_pool
 from storage.maintenance import PgMaintenance
-from tests.conftest import STATEMENTS_KEPT
+from tests.conftest import POOLED
 from tests.integration.storeworld import DEADLINE_S, World, an_action, an_ask, clicker, result, turn, world_on
 
 
@@ -67,8 +67,8 @@ async def test_a_worker_without_a_row_is_dead(world: World) -> None:
     assert await _run(world, fence.run_id) == ("running", 1, 1, True)
 
 
-async def test_a_killed_process_is_noticed_by_its_free_lock_and_a_late_beat(world: World, database: str) -> None:
-    session = await asyncpg.connect(database)
+async def test_a_killed_process_is_noticed_by_its_free_lock_and_a_late_beat(world: World, direct: str) -> None:
+    session = await asyncpg.connect(direct)
     key = -(2**62) - 12345  # its high half does not look like its low half, and the sign is kept
     assert await world.upkeep.hold_lock(session, key)
     await _register(world, lock_key=key, holds_lock=True)
@@ -349,10 +349,10 @@ async def test_counts_tell_what_is_there(world: World) -> None:
     assert (await world.upkeep.counts()).workers_alive == 0
 
 
-async def test_ready_means_reachable_and_writable(world: World, database: str) -> None:
+async def test_ready_means_reachable_and_writable(world: World, direct: str) -> None:
     assert await world.upkeep.ready()
     standby = await asyncpg.create_pool(
-        database, min_size=1, max_size=1, server_settings={"default_transaction_read_only": "on"}
+        direct, min_size=1, max_size=1, server_settings={"default_transaction_read_only": "on"}
     )
     try:
         assert not await PgMaintenance(standby).ready()
@@ -374,7 +374,7 @@ async def test_a_database_out_of_reach_is_unavailable_and_a_defect_is_not(world:
 
 async def test_a_wrong_number_of_arguments_is_a_defect_and_a_lost_connection_is_not(database: str) -> None:
     """asyncpg says InterfaceError to both: the one would be tried again for ever, the other heals by itself."""
-    pool = await open_pool(database, pooler=not STATEMENTS_KEPT, size=1)
+    pool = await open_pool(database, pooler=POOLED, size=1)
     try:
         store = Database(pool, None, hints=False)
         with pytest.raises(InvariantBroken, match="called wrongly"):
@@ -412,9 +412,9 @@ async def test_everything_works_without_prepared_statements_or_hints(database: s
         await pool.close()
 
 
-async def test_waking_others_is_a_hint_from_outside_the_step_path(world: World, database: str) -> None:
+async def test_waking_others_is_a_hint_from_outside_the_step_path(world: World, direct: str) -> None:
     heard: list[tuple[str, str]] = []
-    listener = await asyncpg.connect(database)
+    listener = await asyncpg.connect(direct)
     try:
         for channel in ("atlas_work", "atlas_outbox", "atlas_mail"):
             await listener.add_listener(channel, lambda _c, _p, name, text: heard.append((name, text)))

@@ -13,6 +13,7 @@ from storage import sql
 from storage.commits import SharedCommits, together
 from storage.database import open_pool
 from storage.rows import batch_columns
+from tests.conftest import POOLED
 from tests.integration.storeworld import World, an_action, result, turn, world_on
 
 CROWD = 200_000
@@ -22,7 +23,7 @@ MILLION = 1_000_000
 @pytest.fixture
 async def pool(database: str) -> "AsyncIterator[asyncpg.Pool[asyncpg.Record]]":
     """A pool as the process opens it, with the settings of its sessions."""
-    opened = await open_pool(database)
+    opened = await open_pool(database, pooler=POOLED)
     yield opened
     await opened.close()
 

@@ -55,6 +55,7 @@ async def test_a_step_adds_messages_amounts_and_trace_and_clears_crashes(world: 
     assert timeline[-2:] == [("model", 120, Decimal("0.01")), ("read", 3, None)]
 
 
+@pytest.mark.own_session("counts what one session runs; unprepared, each is two")
 async def test_a_step_sends_one_statement_and_nothing_else(world: World, database: str) -> None:
     fence = await world.started()
     one = await open_pool(database, size=1)
