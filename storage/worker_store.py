@@ -59,8 +59,7 @@ class PgWorkerStore:
                 walked=self._walked,
                 now=self._database.now(),
             )
-        if rows:
-            self._walked = rows[0]["walked"]
+        self._walked = rows[0]["walked"] or ""
         return [_claimed(row["run"]) for row in rows if row["run"] is not None]
 
     async def claim_one(self, worker_id: str, run_id: str) -> Claimed | None:

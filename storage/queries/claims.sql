@@ -3,8 +3,8 @@
 -- one (their claimed runs included), and at most $3 of theirs are claimed at once (null: any number), so that one burst
 -- starves nobody; then the longest waiting first. Runs that took a process down twice are left to a process of their
 -- own. What is read is bounded by the people who wait, at most 100 of them, the next ones after the person $4, and not
--- by what they wait for; beside it the longest waiting of all. No row: nobody waits; else the last person looked at,
--- in the first row, and a run in each: null when none was to be had.
+-- by what they wait for; beside it the longest waiting of all. A row for each run; one with null when none was to be
+-- had. Each says who was looked at last: null when nobody waits.
 with recursive start as (
     -- Where the last look ended: a walk that always began at the first key would never come to the last ones.
     select person from (
@@ -73,8 +73,8 @@ with recursive start as (
     insert into trace (run_id, at, kind, body)
     select id, coalesce($5::timestamptz, now()), 'claimed', json_build_object('worker', $1::uuid)::text from claimed
 )
-select walked.person as walked, to_json(claimed) as run
-from (select person from walk order by nth desc limit 1) walked left join claimed on true
+select (select person from walk order by nth desc limit 1) as walked, to_json(claimed) as run
+from (values (true)) always left join claimed on true
 order by claimed.claimable_at;
 
 -- name: claim_run(worker_id, run_id, now)

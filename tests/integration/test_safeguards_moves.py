@@ -220,8 +220,9 @@ async def test_a_claim_waits_for_no_other_worker_and_takes_what_is_left(world: W
 
 async def test_a_claimed_run_is_not_claimed_again(world: World) -> None:
     """By nobody, its holder included."""
-    await world.started()
+    fence = await world.started()
     assert await world.worker.claim(world.worker_id, 9) == []
+    assert await world.worker.claims_of(world.worker_id) == [fence]
 
 
 # ---- what was spent --------------------------------------------------------------------------------------------------
