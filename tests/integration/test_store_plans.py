@@ -18,6 +18,9 @@ from tests.integration.storeworld import World, an_action, result, turn, world_o
 
 CROWD = 200_000
 MILLION = 1_000_000
+# A pooler's sessions may scan, and do where a table is a page long; they plan each statement anew, for the size it has.
+GROWN = ("runs", "messages", "trace")
+UNSCANNED = GROWN if POOLED else (*GROWN, "actions", "inbox", "outbox", "live_threads", "suspensions")
 
 
 @pytest.fixture
@@ -111,7 +114,7 @@ async def test_hot_statements_use_their_keys_among_a_million_runs(world: World) 
     await crowd(world, fence.run_id, count=MILLION)
     for when in ("before", "after"):
         for name, plan in (await plans(world, fence)).items():
-            for table in ("runs", "messages", "trace", "actions", "inbox", "outbox", "live_threads", "suspensions"):
+            for table in UNSCANNED:
                 assert f"Seq Scan on {table}" not in plan, (when, name, plan)
         # Sessions never plan a scan while any index will do, so a plan without one may still walk a whole index.
         for name, plan in (await plans(world, fence, done=True)).items():
@@ -135,7 +138,7 @@ async def test_a_claim_among_thousands_that_wait_is_quick_before_any_statistics(
                 f"explain (analyze, buffers, format text) execute a_claim ('{world.worker_id}', 8, 16, '', null)"
             )
     plan = "\n".join(row[0] for row in rows)
-    assert "Seq Scan" not in plan
+    assert ("Seq Scan on runs" if POOLED else "Seq Scan") not in plan
     assert 0 < blocks_of([row[0] for row in rows]) < 20_000, plan
 
 
