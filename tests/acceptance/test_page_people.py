@@ -155,9 +155,9 @@ async def test_two_cards_in_either_order_and_one_that_changed(shop: Stack, visit
     await shop.serve()
     rita = await visit(RITA)
     await rita.ask("@Atlas pay rent and heating")
-    second = await rita.card()
     cards = rita.thread.filter(has=rita.page.get_by_test_id("action-approve"))
-    await expect(cards).to_have_count(2)
+    await expect(cards).to_have_count(2, timeout=SLOW_MS)  # the newest of one would be the first
+    second = await rita.card()
     first = rita.page.get_by_test_id(f"message-{await cards.first.get_attribute('data-ts')}")
     await rita.picture("two-cards")
     await rita.press(second, "approve")
