@@ -79,6 +79,11 @@ class Child:
         """Process id; 0 before the start."""
         return self._process.pid if self._process else 0
 
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended."""
+        return self._process is not None and self._process.returncode is not None
+
     async def start(self) -> None:
         """Start the process. Raises: OSError."""
         with self.log.open("ab") as log:
@@ -105,10 +110,15 @@ class Child:
             raise CannotStart(f"it ended at once ({described(code)}): {self.last_words()}") from None
         return dict(spoken)
 
+    async def exit(self) -> int:
+        """Wait until its process is gone, and return the exit status (negative: the signal)."""
+        assert self._process is not None
+        return await self._process.wait()
+
     async def ended(self) -> int:
         """Wait for the end, sweep what it left in its group, and return the exit status (negative: the signal)."""
         assert self._process is not None
-        code = await self._process.wait()
+        code = await self.exit()
         if self._copying is not None:
             await asyncio.shield(self._copying)
         with suppress(ProcessLookupError, PermissionError):
@@ -180,8 +190,8 @@ class Part:
 
     @property
     def up(self) -> bool:
-        """Whether its process is there."""
-        return self.child is not None
+        """Whether its process is there; one that has ended is not, even while its last output is still copied."""
+        return self.child is not None and not self.child.gone
 
     @property
     def wanted(self) -> bool:
@@ -198,6 +208,7 @@ class Part:
         except BaseException:
             self._wanted = False
             raise
+        self._unless_off(self.child)
         self._watching = asyncio.create_task(self._watch(self.child))
 
     async def off(self) -> None:
@@ -213,16 +224,21 @@ class Part:
         await self._settled()
         self._now.clear()
 
-    def kill(self) -> bool:
-        """Kill it; False when it is not there."""
-        if self.child is None:
-            return False
-        self.child.tell(signal.SIGKILL)
-        return True
+    def kill(self) -> None:
+        """Kill it; nothing when it is not there."""
+        if self.child is not None:
+            self.child.tell(signal.SIGKILL)
+
+    async def killed(self) -> None:
+        """Kill it, and return when it is gone; it may be coming back by then."""
+        if self.child is not None:
+            child = self.child
+            child.tell(signal.SIGKILL)
+            await child.exit()
 
     def redeploy(self) -> bool:
         """Ask it to end (SIGTERM) and bring it back at once; False when it is not there."""
-        if self.child is None:
+        if self.child is None or self.child.gone:
             return False
         self._at_once = True
         self.child.tell(signal.SIGTERM)
@@ -254,7 +270,6 @@ class Part:
 
     async def _pause(self, code: int) -> None:
         at_once, self._at_once = self._at_once, False
-        self._now.clear()
         if at_once:
             self._note(f"{self.label} ended in order ({described(code)}); the new one starts")
             return
@@ -273,8 +288,17 @@ class Part:
         except CannotStart as error:
             self._give_up(f"{self.label} cannot come back: {error}", before)
             return None
-        self._note(f"{self.label} is back")
+        self._unless_off(self.child)
+        # Cleared here and not before the pause: it may be asked for from the moment that its process is gone.
+        self._now.clear()
+        if self._wanted:
+            self._note(f"{self.label} is back")
         return self.child
+
+    def _unless_off(self, child: Child) -> None:
+        """End what was switched off while it started, when there was no child yet to tell."""
+        if not self._wanted:
+            child.tell(signal.SIGTERM)
 
     def _give_up(self, text: str, child: Child) -> None:
         if not self.failed.done():

@@ -252,7 +252,8 @@ class Panel:
     async def _kill(self, _: Any) -> str:
         part = self._alive()
         pid = part.child.pid if part.child else 0
-        part.kill()
+        # The answer says what is so: who presses again, or starts it, finds it gone.
+        await part.killed()
         return f"{part.label} (process {pid}) was killed"
 
     def _alive(self) -> Part:

@@ -124,13 +124,13 @@ async def test_killed_atlas_comes_back_and_the_panel_says_so(
         await running.says("Ready")
         assert (await pull(http, running, "returns", False))["ok"]
         assert (await pull(http, running, "kill"))["ok"]
+        assert not (await pull(http, running, "kill"))["ok"]
+        assert not (await panel(http, running))["start"]["disabled"]
 
         async def away() -> bool:
             return not await connected(http, running)
 
         await until(away, "Atlas gone")
-        assert not (await pull(http, running, "kill"))["ok"]
-        assert not (await panel(http, running))["start"]["disabled"]
         assert (await pull(http, running, "start"))["ok"]
         await until(lambda: connected(http, running), "Atlas back")
         told = await until(lambda: _told(http, running, "Atlas is back"), "the log")
