@@ -1,10 +1,8 @@
 """Suspensions that nobody decides, and halts: expiry by the job and by a late click, and who may continue what."""
 
-import asyncio
-
 import pytest
 
-from bot.simulator.workspace import RITA, VERA
+from bot.simulator.workspace import VERA
 from tests.acceptance.stack import Card, Stack, Thread, has_button, words
 from tests.acceptance.waiting import wait_until
 from tests.acceptance.workshop import call, results, say, script
@@ -107,9 +105,7 @@ async def test_the_owner_continues_a_halted_run_once_per_halt(shop: Stack) -> No
     assert (await shop.run(thread))["continuations"] == 0
 
     both = [await shop.click(card, "continue", thread=thread), await shop.click(card, "continue", thread=thread)]
-    await asyncio.gather(*(click.settled() for click in both))
-    if not any(click.state == "acked" for click in both):
-        await shop.press(card, "continue", thread=thread)
+    await shop.press_all(both)
     run = await shop.until(thread, "budget_steps")
     await wait_until(lambda: shop.value("select halts = 2 from runs"), "the second halt")
     run = await shop.run(thread)
@@ -135,8 +131,7 @@ async def test_a_stale_continue_button_continues_nothing(shop: Stack) -> None:
     await wait_until(lambda: shop.value("select halts = 2 and state = 'halted' from runs"), "the second halt")
     await shop.quiet()
     second = await shop.halt_card(thread)
-    forged = await shop.slack.click(RITA, thread.channel, second["ts"], "continue", forge={"value": stale})
-    await forged.settled()
+    await shop.press(second, "continue", thread=thread, forge={"value": stale})
     await shop.whispered(thread, "Nothing was continued")
     assert (await shop.run(thread))["continuations"] == 1
 

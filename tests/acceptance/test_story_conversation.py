@@ -4,7 +4,7 @@ import asyncio
 
 from bot.simulator.workspace import MARCUS, OSKAR, RITA, VERA
 from tests.acceptance.stack import Stack, has_button, words
-from tests.acceptance.waiting import wait_until
+from tests.acceptance.waiting import PATIENCE_S, wait_until
 from tests.acceptance.workshop import Json, call, results, say, script
 
 
@@ -76,8 +76,7 @@ async def test_a_new_instruction_replaces_what_waits(stack: Stack) -> None:
     new = await stack.card(thread, 2)
     await stack.shows(old, "Replaced by a new instruction")
     assert "13,095.00 USD" in words(stack.shown(new))
-    late = await stack.slack.click(RITA, old.channel, new.ts, "approve")
-    await late.settled()
+    await stack.press(new, "approve")
     run = await stack.until(thread, "answered")
     assert [sent["total"] for sent in stack.sent()] == ["13095.00"]
     assert any('"error": "superseded"' in result for result in await stack.results(run))
@@ -94,12 +93,13 @@ async def test_one_event_delivered_four_times_starts_one_run(stack: Stack) -> No
     thread = await stack.ask("@Atlas who is Baker Steel Works?")
     await stack.until(thread, "answered")
     envelope = stack.slack.journal.find({"kind": "envelope", "envelope": {"type": "events_api"}})[0]["envelope"]
-    before = len(stack.slack.journal.find({"kind": "ack", "envelope_id": envelope["envelope_id"]}))
+
+    def acks() -> int:
+        return len(stack.slack.journal.find({"kind": "ack", "envelope_id": envelope["envelope_id"]}))
+
+    await wait_until(lambda: acks() == 2, "both deliveries are acked")
     await stack.slack.sockets.replay(envelope, times=2)
-    await wait_until(
-        lambda: len(stack.slack.journal.find({"kind": "ack", "envelope_id": envelope["envelope_id"]})) == before + 2,
-        "both further deliveries are acked",
-    )
+    await wait_until(lambda: acks() == 4, "both further deliveries are acked")
     assert len(await stack.rows("select id from inbox")) == 1
     assert len(await stack.runs(thread)) == 1
     await stack.said(thread, "Baker Steel Works (4472)")
@@ -162,6 +162,7 @@ async def test_stop_while_it_runs_lets_the_write_in_flight_end(shop: Stack) -> N
 
     shop.workshop.execute["note"] = slowly
     shop.workshop.think = script(call(("note", {"what": "one"})), call(("note", {"what": "two"})), say("Both noted."))
+    shop.workshop.give_up_after(PATIENCE_S)
     await shop.serve()
     thread = await shop.ask("@Atlas note one, then two")
     await shop.workshop.executing("note")
@@ -253,7 +254,7 @@ async def test_two_writes_approved_together_run_once_each(shop: Stack) -> None:
     thread = await shop.ask("@Atlas pay rent and power")
     rent, power = await shop.card(thread, 1), await shop.card(thread, 2)
     clicks = [await shop.click(rent, "approve", by=MARCUS), await shop.click(power, "approve", by=RITA)]
-    await asyncio.gather(*(click.settled() for click in clicks))
+    await shop.press_all(clicks)
     await shop.until(thread, "answered")
     assert sorted((effect.what, effect.requests) for effect in shop.workshop.effects()) == [("power", 1), ("rent", 1)]
 

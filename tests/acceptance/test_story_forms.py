@@ -8,18 +8,19 @@ from tests.acceptance.waiting import wait_until
 from tests.acceptance.workshop import call, results, say, script
 
 
-async def _form(stack: Stack, callback_id: str, by: str = RITA) -> dict[str, Any]:
-    return await wait_until(
-        lambda: next((view for view in stack.slack.modals(by) if view["callback_id"] == callback_id), None),
-        f"the form {callback_id}",
-    )
+def _page(stack: Stack, number: int) -> dict[str, Any] | None:
+    """Return that page of the open details, if it is what is shown."""
+    return next((view for view in stack.slack.modals(RITA) if f"Page {number} of" in words(view)), None)
 
 
-async def _page(stack: Stack, number: int) -> dict[str, Any]:
-    def look() -> dict[str, Any] | None:
-        return next((view for view in stack.slack.modals(RITA) if f"Page {number} of" in words(view)), None)
+async def _turned(stack: Stack, number: int) -> dict[str, Any]:
+    return await wait_until(lambda: _page(stack, number), f"page {number} of the details")
 
-    return await wait_until(look, f"page {number} of the details")
+
+def _amount(form: dict[str, Any]) -> dict[str, Any]:
+    """Return what is typed into an edit form to make the amount 850."""
+    field = next(block for block in form["blocks"] if block.get("block_id") == "amount")
+    return {"amount": {field["element"]["action_id"]: {"type": field["element"]["type"], "value": "850"}}}
 
 
 async def test_an_artefact_that_does_not_fit_is_approved_on_its_last_page(shop: Stack) -> None:
@@ -30,19 +31,19 @@ async def test_an_artefact_that_does_not_fit_is_approved_on_its_last_page(shop: 
     thread = await shop.ask("@Atlas pay the rent")
     card = await shop.card(thread)
     assert not has_button(shop.shown(card), "approve")
-    await shop.press(card, "details")
-    pages = 0
+    pages = 1
     read = ""
+    view = await shop.form(card, "details", lambda: _page(shop, 1))
     while True:
-        pages += 1
-        view = await _page(shop, pages)
         read += words(view)
         last = view["callback_id"] == "details_approve"
-        submitted = await (await shop.slack.submit(RITA, view["id"])).settled()
+        submitted = await shop.submit(view["id"])
         assert submitted.state == "acked"
         if last:
             break
         assert shop.workshop.effects() == []
+        pages += 1
+        view = await _turned(shop, pages)
     assert pages > 1
     assert [number for number in range(30) if f"{number} whereas" not in read] == []
     await shop.until(thread, "answered")
@@ -56,11 +57,7 @@ async def test_an_edited_call_gets_its_own_card_and_that_is_what_executes(shop: 
     await shop.serve()
     thread = await shop.ask("@Atlas pay the rent")
     old = await shop.card(thread)
-    await shop.press(old, "edit")
-    form = await _form(shop, "edit_arguments")
-    field = next(block for block in form["blocks"] if block.get("block_id") == "amount")
-    typed = {"amount": {field["element"]["action_id"]: {"type": field["element"]["type"], "value": "850"}}}
-    edited = await (await shop.slack.submit(RITA, form["id"], typed)).settled()
+    edited = await shop.fill(old, "edit", "edit_arguments", _amount)
     assert edited.state == "acked"
     new = await shop.card(thread, 2)
     await shop.shows(old, "Replaced by a newer version")
@@ -81,9 +78,7 @@ async def test_an_edit_that_is_not_valid_is_refused_in_its_form(shop: Stack) -> 
     await shop.serve()
     thread = await shop.ask("@Atlas pay the rent")
     card = await shop.card(thread)
-    await shop.press(card, "edit", by=VERA)
-    form = await _form(shop, "edit_arguments", VERA)
-    await (await shop.slack.submit(VERA, form["id"])).settled()
+    await shop.fill(card, "edit", "edit_arguments", lambda _: {}, VERA)
     await wait_until(
         lambda: any("not an approver" in words(view) for view in shop.slack.modals(VERA)), "the refusal in the form"
     )
@@ -97,11 +92,10 @@ async def test_a_decline_form_opened_before_somebody_approved_declines_nothing(s
     await shop.serve()
     thread = await shop.ask("@Atlas pay the rent")
     card = await shop.card(thread)
-    await shop.press(card, "decline")
-    form = await _form(shop, "decline_reason")
+    form = await shop.form(card, "decline", lambda: next(iter(shop.slack.modals(RITA)), None))
     await shop.press(card, "approve", by=VERA)
     await shop.until(thread, "answered")
-    await (await shop.slack.submit(RITA, form["id"])).settled()
+    await shop.submit(form["id"])
     await wait_until(
         lambda: any("Approved already by" in words(view) for view in shop.slack.modals(RITA)), "who was first"
     )
@@ -122,8 +116,7 @@ async def test_home_shows_what_waits_and_takes_the_same_click(stack: Stack) -> N
 
     view = await wait_until(home, "Home shows what waits")
     assert has_button(view, "approve")
-    click = await stack.slack.click(RITA, None, None, "approve", home=True)
-    assert (await click.settled()).state == "acked"
+    assert (await stack.press(None, "approve")).state == "acked"
     await stack.until(thread, "answered")
     await stack.shows(card, "Done")
     assert len(stack.sent()) == 1
