@@ -108,7 +108,7 @@ class Loop:
                 return
             await self._until_stop()
         except ClaimLost:
-            return
+            log.info("run %s: its claim is lost; what was not stored is dropped", self.holder.fence.run_id)
         except asyncio.CancelledError:
             await self._give_back()
             raise

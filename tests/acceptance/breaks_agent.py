@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sys
 import time
+from pathlib import Path
 
 from pydantic import BaseModel, JsonValue
 
@@ -112,6 +113,7 @@ class Breaking:
         if how == "invisible":
             return ModelReply(text="\u200b \u2060\n")
         if tool == "model" and how == "swallow":
+            Path("swallowing").touch()
             await swallow()
         if len(messages) > 1:
             return ModelReply(text="Finished.")

@@ -91,7 +91,7 @@ async def test_code_that_swallows_its_end_does_not_hold_up_a_shutdown(broken: St
     """SIGTERM while a model ignores its cancellation: the process ends with 0, the run is free for the next one."""
     await serve(broken)
     thread = await broken.ask("@Atlas please model swallow")
-    await wait_until(lambda: broken.value("select count(*) from trace where kind = 'started'"), "the run begins")
+    await wait_until((broken.directory / "swallowing").exists, "the model is asked")
     await broken.said(thread, "Working on it")
     assert await broken.bots[0].terminate() == 0
     run = await broken.run(thread)

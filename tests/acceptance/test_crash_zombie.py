@@ -5,9 +5,17 @@ import signal
 
 import pytest
 
-from tests.acceptance.stack import Stack
+from tests.acceptance.stack import Bot, Stack
 from tests.acceptance.waiting import wait_until
 from tests.acceptance.workshop import Json, call, say, script
+
+# Below the bot's own timeout, so that a message that is still on its way is one that can be found.
+LATE_S = 8.0
+
+
+async def _noticed(zombie: Bot, run_id: str) -> None:
+    """Wait until it has tried to write what it still had, and was refused."""
+    await wait_until(lambda: f"run {run_id}: its claim is lost" in zombie.log, "the zombie learns that it lost the run")
 
 
 async def test_a_worker_that_wakes_after_its_lease_changes_nothing(shop: Stack) -> None:
@@ -35,6 +43,7 @@ async def test_a_worker_that_wakes_after_its_lease_changes_nothing(shop: Stack) 
         return bool(await shop.value(beating))
 
     await wait_until(alive_again, "both beat again")
+    await _noticed(zombie, run["id"])
     later = await shop.ask("@Atlas and now?")
     await shop.until(later, "answered")
     assert shop.workshop.effects() == []
@@ -59,9 +68,10 @@ async def test_a_worker_stopped_in_a_write_resends_at_most_the_same_request(shop
     await shop.workshop.executing("pay")
     os.kill(zombie.process.pid, signal.SIGSTOP)
     await shop.serve(ATLAS_LEASE_S="8")
-    await shop.until(thread, "answered")
+    run = await shop.until(thread, "answered")
     os.kill(zombie.process.pid, signal.SIGCONT)
     shop.workshop.released.set()
+    await _noticed(zombie, run["id"])
     await shop.shows(card, "Done")
     later = await shop.ask("@Atlas anything else?")
     await wait_until(lambda: shop.value("select count(*) = 2 from runs"), "the next run")
@@ -76,13 +86,16 @@ async def test_a_kill_while_a_card_is_posted_leaves_one_card(shop: Stack) -> Non
     """Slack stores the card after its sender died: the other process finds it and posts no second one."""
     shop.workshop.think = script(call(("pay", {"what": "rent"})), say("Paid."))
     dying = await shop.serve()
-    shop.slack.faults.add("delay", "chat.postMessage", times=1, skip=1, seconds=2.0)
+    shop.slack.faults.add("delay", "chat.postMessage", times=None, seconds=LATE_S)
     thread = await shop.ask("@Atlas pay the rent")
-    await wait_until(
-        lambda: shop.slack.journal.find({"kind": "fault", "what": "delay", "method": "chat.postMessage"}),
-        "the card's post is on its way",
-    )
+
+    def on_its_way() -> bool:
+        posts = shop.slack.journal.find({"kind": "request", "method": "chat.postMessage"})
+        return any(post["args"]["metadata"]["event_payload"]["place"].startswith("card:") for post in posts)
+
+    await wait_until(on_its_way, "the card's post is on its way")
     dying.kill()
+    shop.slack.faults.clear()
     await shop.serve()
     card = await shop.card(thread)
     assert sum("pay rent" in text for text in shop.texts(thread)) == 1

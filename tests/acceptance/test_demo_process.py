@@ -169,8 +169,8 @@ async def test_the_panel_moves_the_world(data_dir: Path, postgres: str, http: ai
         controls = await panel(http, running)
         usual = {"hold": False, "discount": "10", "role": "inside_sales", "directory_down": False}
         assert {lever: controls[lever]["value"] for lever in usual} == usual
-        refused = await http.post(f"{running.url}/panel/set", json={"id": "kill", "value": True})
-        assert refused.status == 403
+        async with http.post(f"{running.url}/panel/set", json={"id": "kill", "value": True}) as refused:
+            assert refused.status == 403
 
 
 async def test_the_story_tells_itself_and_its_database_goes(data_dir: Path, postgres: str) -> None:
