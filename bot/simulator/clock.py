@@ -36,7 +36,9 @@ class Clock:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep until `seconds` have passed on this clock."""
-        deadline = self.monotonic() + seconds
+        await self._until(self.monotonic() + seconds)
+
+    async def _until(self, deadline: float) -> None:
         while (left := deadline - self.monotonic()) > 0:
             sleeper: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._sleepers.add(sleeper)
@@ -49,7 +51,8 @@ class Clock:
         """Return whether `future` is done before `seconds` have passed on this clock."""
         if future.done():
             return True
-        timer = asyncio.ensure_future(self.sleep(seconds))
+        # the time counts from here, not from when the timer gets its turn: whoever advances the clock may come between
+        timer = asyncio.ensure_future(self._until(self.monotonic() + seconds))
         try:
             await asyncio.wait({future, timer}, return_when=asyncio.FIRST_COMPLETED)
         finally:

@@ -11,6 +11,7 @@ import pytest
 
 from bot.simulator import Simulator
 from bot.simulator.workspace import MARCUS, RITA, SALES_DESK
+from tests.integration.slack_stage import PATIENCE_S
 
 JS = Path(__file__).parents[1] / "js"
 NODE, NPM = shutil.which("node"), shutil.which("npm")
@@ -32,6 +33,8 @@ async def slack(installed: None) -> AsyncIterator[Simulator]:
     """A workspace to which the JavaScript app is connected."""
     assert NODE
     async with Simulator() as slack:
+        # Slack gives 3 s; on a busy machine the app may need more.
+        slack.sockets.ack_window_s = slack.triggers.life_s = PATIENCE_S
         there = slack.addresses()
         app = await asyncio.create_subprocess_exec(
             NODE,
@@ -49,13 +52,13 @@ async def slack(installed: None) -> AsyncIterator[Simulator]:
         assert app.stdout
         reading = asyncio.create_task(app.stdout.read())
         try:
-            await slack.wait_for(lambda: slack.sockets.connected or app.returncode is not None, 30)
+            await slack.wait_for(lambda: slack.sockets.connected or app.returncode is not None, PATIENCE_S)
             assert slack.sockets.connected, (await reading).decode()
             yield slack
         finally:
             if app.returncode is None:
                 app.terminate()
-            assert await asyncio.wait_for(app.wait(), 20) == 0, (await reading).decode()
+            assert await asyncio.wait_for(app.wait(), PATIENCE_S) == 0, (await reading).decode()
             output = (await reading).decode()
             assert "ERROR" not in output, output
 

@@ -62,6 +62,7 @@ def unknown(payload: object, name: str) -> set[str]:
 async def slack() -> AsyncIterator[Simulator]:
     events = ("app_mention", "message.im", "message.channels", "app_home_opened")
     async with Simulator(manifest=AppManifest(events=events)) as slack:
+        slack.triggers.life_s = 3_600  # a busy machine may need more than Slack's 3 s between a click and its form
         yield slack
 
 

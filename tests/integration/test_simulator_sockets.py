@@ -179,6 +179,15 @@ async def test_an_unacked_event_comes_again_with_the_same_event_id(slack: Simula
     assert lost[0]["event_id"] == first["payload"]["event_id"]
 
 
+async def test_a_deadline_counts_from_the_moment_at_which_it_was_set(slack: Simulator) -> None:
+    """Time may be moved before the timer has its first turn: then it is over all the same, not put off by as much."""
+    waited = asyncio.create_task(slack.clock.within(asyncio.get_running_loop().create_future(), 3))
+    await asyncio.sleep(0)  # it was called, no more
+    slack.clock.advance(3)
+    async with asyncio.timeout(60):
+        assert await waited is False
+
+
 async def test_a_late_ack_stops_the_redelivery(slack: Simulator, line: Callable[[], Line]) -> None:
     wire = await line().open()
     await hear(slack)
