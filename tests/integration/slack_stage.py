@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import aiohttp
 import asyncpg
+from slack_bolt.async_app import AsyncApp
 
 from bot.app import build_app
 from bot.delivery import SETTLE_MARGIN_S, Delivery
@@ -283,6 +284,12 @@ async def stage(
         )
 
 
+def be_patient(app: AsyncApp, commit_within_s: float) -> None:
+    """Let Bolt wait for an ack as long as a commit may take: by itself it gives up, unacked, after Slack's 3 s."""
+    for listener in app._async_listeners:
+        listener.ack_timeout = int(commit_within_s) + 3
+
+
 @asynccontextmanager
 async def connected(
     on: Stage, inbox: Any = None, engine: Any = None, commit_within_s: float = PATIENT_COMMIT_S, count: int = 2
@@ -303,6 +310,7 @@ async def connected(
         in_flight=on.in_flight,
         commit_within_s=commit_within_s,
     )
+    be_patient(app, commit_within_s)
     socket = SlackSocket(app, on.slack.workspace.app_token, on.in_flight, count=count)
     await socket.start()
 
@@ -328,4 +336,4 @@ async def until(condition: Callable[[], Any], within_s: float = PATIENCE_S) -> A
             await asyncio.sleep(0.02)
 
 
-__all__ = ["LONG", "PREVIEW", "SETTLED_S", "OutboxRow", "Stage", "connected", "stage", "until"]
+__all__ = ["LONG", "PREVIEW", "SETTLED_S", "OutboxRow", "Stage", "be_patient", "connected", "stage", "until"]

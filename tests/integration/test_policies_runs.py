@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import asyncpg
 import pytest
 
+from bot.app import build_app
 from bot.settings import read_settings
 from bot.simulator import Simulator
 from bot.simulator.workspace import ATLAS_OPS, MARCUS, OSKAR, RITA, SALES_DESK, VERA
 from bot.wiring import Replica, replica
 from tests.conftest import POOLER
 from tests.integration import policies_agent
-from tests.integration.slack_stage import MANIFEST, until
+from tests.integration.slack_stage import MANIFEST, PATIENT_ACK_S, PATIENT_COMMIT_S, be_patient, until
 
 Message = dict[str, Any]
 
@@ -53,7 +55,7 @@ class Desk:
             waiting = [m for m in self.cards(thread) if title in str(m["blocks"]) and f"'{button}'" in str(m["blocks"])]
             return waiting[-1] if waiting else None
 
-        card: Message = await until(found, 30)
+        card: Message = await until(found)
         return card
 
     async def press(self, user: str, card: Message, action: str) -> None:
@@ -69,7 +71,7 @@ class Desk:
 
     async def says(self, thread: Message, words: str) -> None:
         """Wait until Atlas says it in the thread."""
-        await until(lambda: any(words in str(m.get("blocks")) + str(m.get("text")) for m in self.said(thread)), 30)
+        await until(lambda: any(words in str(m.get("blocks")) + str(m.get("text")) for m in self.said(thread)))
 
     def was_told(self, user: str, words: str) -> bool:
         """Say whether somebody was told that privately."""
@@ -84,7 +86,8 @@ class Desk:
 async def serving(
     database: str, directory: Path, slack: Simulator, agent: str = "tests.integration.policies_agent:agent"
 ) -> AsyncIterator[Replica]:
-    """Serve an agent of the tests from this process."""
+    """Serve an agent of the tests from this process; a busy machine may be slower than Slack's 3 s."""
+    slack.sockets.ack_window_s = slack.triggers.life_s = PATIENT_ACK_S
     settings = read_settings(
         {
             "DATABASE_URL": database,
@@ -100,12 +103,14 @@ async def serving(
             "ATLAS_EXPIRE_EVERY_S": "0.5",
         }
     )
-    async with replica(settings, "all") as atlas:
-        try:
-            await atlas.start()
-            yield atlas
-        finally:
-            await atlas.stop()
+    with patch("bot.wiring.build_app", partial(build_app, commit_within_s=PATIENT_COMMIT_S)):
+        async with replica(settings, "all") as atlas:
+            be_patient(atlas.app, PATIENT_COMMIT_S)
+            try:
+                await atlas.start()
+                yield atlas
+            finally:
+                await atlas.stop()
 
 
 @pytest.fixture
@@ -126,8 +131,8 @@ async def test_several_writes_of_a_turn_are_several_cards_in_any_order(desk: Des
     assert len(desk.cards(thread)) == 3
     assert policies_agent.DONE == [], "nothing happens while everything waits"
     await desk.press(RITA, await desk.card(thread, "Pay 7 for plums"), "approve")
-    await until(lambda: policies_agent.DONE == [(7, "plums")], 30)
-    await until(lambda: desk.pool.fetchval("select state = 'suspended' from runs"), 30)
+    await until(lambda: policies_agent.DONE == [(7, "plums")])
+    await until(lambda: desk.pool.fetchval("select state = 'suspended' from runs"))
     assert len(policies_agent.TURNS) == 1, "the model is not asked while a call has no result"
     await desk.decline(RITA, await desk.card(thread, "Pay 5 for apples"))
     await desk.press(RITA, await desk.card(thread, "Pay 6 for pears"), "approve")
@@ -249,7 +254,7 @@ async def test_no_path_executes_without_a_decided_suspension(desk: Desk) -> None
     for _ in range(2):
         await desk.pool.execute("update runs set state = 'running', claimable_at = now()")
         desk.atlas.worker.wake()
-        await until(lambda: desk.pool.fetchval("select state = 'suspended' from runs"), 30)
+        await until(lambda: desk.pool.fetchval("select state = 'suspended' from runs"))
     assert policies_agent.DONE == []
     assert await desk.pool.fetchval("select count(*) from actions") == 0
     await desk.press(RITA, await desk.card(thread, "Pay 5 for apples"), "approve")

@@ -26,7 +26,7 @@ from core.errors import CouldNotCheck, Misconfigured
 from core.tools import Approval, Preview, Scope, ScopeResolver, Tool, ToolContext, User, UserGroup
 from tests.conftest import POOLER
 from tests.integration.policies_agent import Scripted
-from tests.integration.slack_stage import MANIFEST, RealClock, no_scope
+from tests.integration.slack_stage import MANIFEST, PATIENCE_S, RealClock, no_scope
 
 
 class Nothing(BaseModel):
@@ -79,7 +79,7 @@ class Workspace:
 @pytest.fixture
 async def workspace() -> AsyncIterator[Workspace]:
     """The simulated workspace."""
-    async with Simulator(manifest=MANIFEST) as slack, web_session(3) as session:
+    async with Simulator(manifest=MANIFEST) as slack, web_session(PATIENCE_S) as session:
         client = web_client(slack.workspace.bot_token, session, slack.api_url)
         yield Workspace(slack, client, SlackDirectory(client, await identify(client), RealClock()))
 

@@ -17,7 +17,7 @@ from tests.integration.slack_stage import LONG, SETTLED_S, Stage, stage, until
 @pytest.fixture
 async def on(pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncIterator[Stage]:
     """The stage, without a connection."""
-    async with stage(pool) as on:
+    async with stage(pool, still=True) as on:
         yield on
 
 

@@ -12,15 +12,24 @@ import aiohttp
 import asyncpg
 import pytest
 from aiohttp import web
+from slack_sdk.signature import Clock
 
 from bot.app import build_app, events_route
 from bot.simulator.workspace import RITA, SALES_DESK
 from core.errors import StoreUnavailable
 from core.ports import InboundEvent
 from core.run import SuspensionStatus
-from tests.integration.slack_stage import Stage, stage
+from tests.integration.slack_stage import PATIENT_COMMIT_S, Stage, be_patient, stage
 
 SECRET = "a-signing-secret"
+# Whole seconds: a header has no others.
+NOW = int(time.time())
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time does not go on between a signature and its check: five minutes stay five minutes."""
+    monkeypatch.setattr(Clock, "now", lambda clock: float(NOW))
 
 
 class Door:
@@ -34,7 +43,7 @@ class Door:
         self, body: str, kind: str = "application/json", *, secret: str = SECRET, age_s: float = 0.0
     ) -> tuple[int, str]:
         """Post a signed body; return status and text."""
-        stamp = str(int(time.time() - age_s))
+        stamp = str(int(NOW - age_s))
         signature = "v0=" + hmac.new(secret.encode(), f"v0:{stamp}:{body}".encode(), hashlib.sha256).hexdigest()
         headers = {"content-type": kind, "x-slack-request-timestamp": stamp, "x-slack-signature": signature}
         async with self.on.session.post(self.url, data=body, headers=headers) as answer:
@@ -51,8 +60,16 @@ async def door(pool: "asyncpg.Pool[asyncpg.Record]") -> AsyncIterator[Door]:
 
 async def _serve(on: Stage, inbox: Any) -> AsyncIterator[Door]:
     app = build_app(
-        on.installation, on.engine, inbox, on.homes, on.session, api_url=on.slack.api_url, signing_secret=SECRET
+        on.installation,
+        on.engine,
+        inbox,
+        on.homes,
+        on.session,
+        api_url=on.slack.api_url,
+        signing_secret=SECRET,
+        commit_within_s=PATIENT_COMMIT_S,
     )
+    be_patient(app, PATIENT_COMMIT_S)
     server = web.Application()
     server.router.add_post("/slack/events", events_route(app))
     runner = web.AppRunner(server, access_log=None)
@@ -98,6 +115,13 @@ async def test_forged_and_replayed_requests_are_refused(door: Door, wrong: dict[
     status, _ = await door.post(mention(), **wrong)
     assert status == 401
     assert await stored(door) == 0
+
+
+@pytest.mark.parametrize("age_s", [300.0, -300.0])
+async def test_a_request_within_slacks_five_minutes_is_taken(door: Door, age_s: float) -> None:
+    """Their last second, on either side."""
+    assert (await door.post(mention(), age_s=age_s))[0] == 200
+    assert await stored(door) == 1
 
 
 async def test_an_unsigned_request_is_refused(door: Door) -> None:

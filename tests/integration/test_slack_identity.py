@@ -80,7 +80,7 @@ async def acked(on: Stage, event_id: str) -> None:
         ids = {it["envelope_id"] for it in sent if it["payload"].get("event_id") == event_id}
         return bool(ids & {it["envelope_id"] for it in on.slack.journal.find({"kind": "ack"})})
 
-    await until(look, 8)
+    await until(look)
 
 
 async def click(on: Stage, suspension_id: str, user: str, channel: str = SALES_DESK, **changes: Any) -> Any:

@@ -17,7 +17,7 @@ from core.errors import StoreUnavailable
 from core.ports import InboundEvent
 from core.run import HaltReason, RunState, SuspensionKind, SuspensionStatus
 from core.tools import Approval, UserGroup
-from tests.integration.slack_stage import LONG, Stage, connected, stage, until
+from tests.integration.slack_stage import LONG, PATIENCE_S, Stage, connected, stage, until
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ async def test_in_a_dm_every_message_counts_in_a_channel_only_mentions(on: Stage
         ("direct", dm, chat["ts"], chat["ts"], "what is SKU-4411?"),
         ("direct", dm, mention["ts"], chat["ts"], "and in stock?"),
     ]
-    assert on.moved.count("arrived") == 2
+    await until(lambda: on.moved.count("arrived") == 2)  # the row is seen before whoever stored it goes on
 
 
 async def test_an_event_that_cannot_be_stored_is_not_acked_and_comes_again(
@@ -401,6 +401,7 @@ async def test_home_follows_what_happens_elsewhere(on: Stage) -> None:
     await on.slack.open_home(RITA)
     view = await until(lambda: on.slack.home(RITA))
     assert "working" in str(view["blocks"])
+    assert await on.in_flight.idle(PATIENCE_S)  # it stands in Slack before whoever published it knows
     assert await on.homes.run_once() == 0
     suspension_id = await on.suspend(fence)
     assert await on.homes.run_once() == 1
@@ -457,6 +458,7 @@ async def test_a_halted_run_is_continued_and_a_live_one_stopped_in_home(on: Stag
     run = await on.desk.run(fence.run_id)
     assert run is not None
     assert (run.state, run.halt_reason) == (RunState.HALTED, HaltReason.STOPPED_BY_USER)
+    assert await on.in_flight.idle(PATIENCE_S)  # the press draws the Home, too, after its ack
     await on.pool.execute("update runs set followed_up = true")
     await on.homes.run_once()
     assert not has_action(on, "continue")

@@ -11,6 +11,7 @@ from bot.simulator import Simulator
 from bot.simulator.workspace import DEALS, DORA, EMIL, GINA, MARCUS, RITA, SALES_DESK, VERA
 from bot.slack import identify, web_client, web_session
 from core.errors import CouldNotCheck, Misconfigured
+from tests.integration.slack_stage import PATIENCE_S
 
 
 @dataclass
@@ -46,7 +47,7 @@ class People:
 @pytest.fixture
 async def people() -> AsyncIterator[People]:
     """A directory of the simulated workspace."""
-    async with Simulator() as slack, web_session(3) as session:
+    async with Simulator() as slack, web_session(PATIENCE_S) as session:
         client = web_client(slack.workspace.bot_token, session, slack.api_url)
         installation = await identify(client)
         clock = TestClock()
@@ -96,10 +97,10 @@ async def test_who_believes_what_is_known_waits_for_no_fresh_question(people: Pe
     """A click is judged while a resumption looks the same person up anew."""
     await people.directory.person(people.team, VERA)
     people.clock.at += 1
-    people.slack.faults.add("delay", method="users.info", seconds=30.0)
+    people.slack.faults.add("delay", method="users.info", seconds=10 * PATIENCE_S)
     asking = asyncio.ensure_future(people.directory.person(people.team, VERA, fresh=True))
     await people.slack.wait_for(lambda: people.calls("users.info") == 2)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         assert not (await people.directory.person(people.team, VERA)).deactivated
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
@@ -135,6 +136,6 @@ async def test_what_cannot_be_asked_is_never_guessed(people: People, fault: str)
 
 async def test_a_refused_token_says_what_to_do(people: People) -> None:
     """The start stops with one clear message."""
-    async with web_session(3) as session:
+    async with web_session(PATIENCE_S) as session:
         with pytest.raises(Misconfigured, match="SLACK_BOT_TOKEN is refused"):
             await identify(web_client("xoxb-wrong", session, people.slack.api_url))

@@ -68,7 +68,8 @@ async def test_a_message_is_seen_to_be_heard_as_soon_as_it_is_stored(on: Stage) 
     """Before there is a run, a card or a line, the thread shows that Atlas is on it."""
     async with connected(on):
         message = await on.slack.post_as(RITA, SALES_DESK, "<@U0ATLAS0001> hello")
-        await until(lambda: on.pool.fetchval("select count(*) = 1 from inbox"))
+        await until(lambda: "arrived" in on.moved)  # stored, and whoever stored it went on
+        assert await on.pool.fetchval("select count(*) from inbox") == 1
         await sent(on)
         (shown,) = on.slack.rooms.live_statuses()
         assert (shown.channel, shown.thread_ts, shown.status) == (SALES_DESK, message["ts"], "is on it…")
