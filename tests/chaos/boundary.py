@@ -116,6 +116,7 @@ class Stage:
     """One process's view of the plan: counts calls, fires faults.
 
     *moves_of*: what a finished store call did in terms of the table of moves. *leave*: begins a clean shutdown.
+    *intended_at*: when the last intention was about to be stored, by *clock*.
     """
 
     def __init__(self, log: Path, plan: Iterable[Point]) -> None:
@@ -125,6 +126,8 @@ class Stage:
         self.interject: Callable[[str], Awaitable[None]] = _nothing
         self.late = False
         self.fired = False
+        self.clock: Callable[[], float] = lambda: 0.0
+        self.intended_at = 0.0
         self._counts = Counter(name for name, kind in _entries(log) if kind == "enter")
         self.log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -175,6 +178,8 @@ class Stage:
     def _enter(self, name: str) -> _Mark:
         self._counts[name] += 1
         number = self._counts[name]
+        if name == "WorkerStore.intend":
+            self.intended_at = self.clock()
         self.note("enter", name=name, number=number)
         return _Mark(name, number, self.plan.get((name, number)))
 

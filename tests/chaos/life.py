@@ -146,6 +146,7 @@ class Life:
         self.kept: asyncpg.Pool[asyncpg.Record] | None = None
         self.wants_alone: list[str] = []
         stage.leave = self.leaving.set
+        stage.clock = setting.clock.monotonic
         stage.interject = self._meanwhile
 
     async def open(self, loop: WiredLoop, former: "Life | None" = None) -> None:

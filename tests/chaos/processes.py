@@ -14,6 +14,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from tests.chaos.boundary import read_log
 from tests.chaos.life import Setting, live
 
 ANSWER_S = 60.0
@@ -45,12 +46,12 @@ class Process:
             raise Broke(answer["broke"])
         return answer
 
-    async def heard_unless_frozen(self) -> tuple[bool, dict[str, Any] | None]:
-        """Return (False, its next answer), or (True, None) once it has been stopped."""
+    async def heard_unless_frozen(self, log: Path) -> tuple[bool, dict[str, Any] | None]:
+        """Return (False, its next answer), or (True, None) once the plan, by its *log*, has stopped it."""
         answer = asyncio.ensure_future(self.heard())
         while not answer.done():
             await asyncio.wait({answer}, timeout=0.01)
-            if not answer.done() and self._stopped():
+            if not answer.done() and self._stopped() and any(line["kind"] == "fired" for line in read_log(log)):
                 answer.cancel()
                 await asyncio.wait({answer})
                 return True, None

@@ -84,10 +84,9 @@ class Target:
             (key, tool, once, key),
         )
 
-    def send(self, key: str, tool: str, in_s: float, *, once: bool) -> None:
-        """Put a request on its way that takes effect *in_s* seconds from now."""
+    def send(self, key: str, tool: str, at: float, *, once: bool) -> None:
+        """Put a request on its way that takes effect *at* that moment of the clock."""
         self._db.execute("insert into requests (key) values (?)", (key,))
-        at = self.clock.monotonic() + in_s
         self._db.execute("insert into coming (key, tool, once, at) values (?, ?, ?, ?)", (key, tool, once, at))
 
     def _arrive(self, at: float | None = None) -> None:
@@ -222,8 +221,9 @@ class Acting(Tool[Errand]):
         if mode == "unsent":
             raise Lost("the request was never sent")
         if late:
-            in_s = self.timeout_s + IN_FLIGHT_MARGIN_S - LATE_BY_S
-            self.target.send(ctx.idempotency_key, self.name, in_s, once=self.once)
+            # Counted from its intention, as the moment is from which nobody expects it any more.
+            at = self.stage.intended_at + self.timeout_s + IN_FLIGHT_MARGIN_S - LATE_BY_S
+            self.target.send(ctx.idempotency_key, self.name, at, once=self.once)
             return None  # nobody hears this: the fault comes first
         done = self.target.perform(ctx.idempotency_key, self.name, once=self.once)
         if mode == "unheard":

@@ -117,7 +117,11 @@ class Theatre:
         for _ in range(MOST_ATTEMPTS):
             process = await self._alive()
             process.tell(do=command, **more)
-            frozen, answer = await process.heard_unless_frozen() if self._may_freeze else (False, await process.heard())
+            frozen, answer = (
+                await process.heard_unless_frozen(self.setting.log)
+                if self._may_freeze and not self.frozen
+                else (False, await process.heard())
+            )
             self._catch_up()
             if frozen:
                 self.frozen.append(process)
