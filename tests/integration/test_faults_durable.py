@@ -39,7 +39,7 @@ from storage.migrate import migrate
 from storage.rows import batch_columns
 from tests.conftest import POOLED, STATEMENTS_KEPT
 from tests.integration.pgbouncer import new_sessions
-from tests.integration.storeworld import OPERATOR, World, an_action, an_ask, clicker, world_on
+from tests.integration.storeworld import DEADLINE_S, OPERATOR, World, an_action, an_ask, clicker, world_on
 from tests.integration.test_faults_slack import docstrings
 from tests.soak.cluster import running
 from tests.unit.coreworld import Deed, Numbers, People, Read, Script, Write, assert_valid, call, says
@@ -217,7 +217,7 @@ async def test_an_effect_whose_result_was_not_stored_is_found_and_not_repeated(w
     for died in range(1, 4):
         (claimed,) = await world.worker.claim(str(uuid4()), 9)
         dead.append(asyncio.ensure_future(place.loop(claimed.fence).run()))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while (len(place.done), asked) != (1, died - 1):
                 await asyncio.sleep(0.005)
         world.pass_time(LEASE_S + 1)
@@ -426,7 +426,7 @@ async def test_reaping_waits_for_no_lock_and_no_room(world: World) -> None:
         transaction = stalled.transaction()
         await transaction.start()
         await stalled.execute("select from runs where id = $1 for update", fences[2].run_id)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             taken = await world.upkeep.reap(lease_s=LEASE_S, quick=False)
         assert sorted(taken) == sorted(fence.run_id for at, fence in enumerate(fences) if at != 2)
         await transaction.rollback()
@@ -546,7 +546,7 @@ async def test_a_database_that_restarts_under_the_reaper_costs_one_round() -> No
                 await heartbeat.beat()
             schedule.start()
             try:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(2 * DEADLINE_S):
                     while sum(taken for taken in rounds if taken > 0) < len(fences):
                         await asyncio.sleep(0.01)
             finally:

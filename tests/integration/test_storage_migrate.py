@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -21,6 +22,7 @@ from storage.migrate import (
     pending,
     schema_version,
 )
+from tests.conftest import with_database
 
 
 def migration(number: int, text: str) -> Migration:
@@ -136,15 +138,16 @@ def test_gaps_doubles_and_odd_names_are_refused(tmp_path: Path, names: list[str]
         load_migrations(tmp_path)
 
 
-async def test_a_process_that_stops_while_it_migrates_holds_nobody_up(empty_database: str) -> None:
+async def test_a_process_that_stops_while_it_migrates_holds_nobody_up(empty_database: str, postgres: str) -> None:
     """Its session has the one lock, and those of every table it changed, for as long as PostgreSQL waits for it."""
     waits = migration(1, "create table one (id int primary key); select pg_advisory_xact_lock(99)")
-    connection = await connect(empty_database)
+    # Past the pooler, if there is one: it ends a transaction that waits for a process to start for long.
+    connection = await connect(with_database(postgres, urlsplit(empty_database).path.removeprefix("/")))
+    await connection.execute("begin; select pg_advisory_xact_lock(99)")
     stopped = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _MIGRATES_SOON_STALLED, empty_database, waits.name, waits.text, waits.checksum
     )
     try:
-        await connection.execute("begin; select pg_advisory_xact_lock(99)")
         async with asyncio.timeout(60):
             while not await connection.fetchval(
                 "select count(*) from pg_locks where locktype = 'advisory' and objid = 99 and not granted"
@@ -163,7 +166,7 @@ async def test_a_process_that_stops_while_it_migrates_holds_nobody_up(empty_data
 _MIGRATES_SOON_STALLED = """
 import asyncio, sys
 from storage import migrate
-migrate.STALLED_S = 1
+migrate.STALLED_S = 5
 dsn, *named = sys.argv[1:]
 asyncio.run(migrate.migrate(dsn, migrations=(migrate.Migration(1, *named),)))
 """

@@ -149,33 +149,32 @@ async def test_a_new_scope_travels_with_a_shared_commit(world: World) -> None:
     assert [(await world.worker.load(fence)).run.scope for fence in fences] == [before, before, wide, before]
 
 
-async def test_a_shared_commit_that_is_given_up_costs_nobody_a_step(world: World, database: str) -> None:
+async def test_a_shared_commit_that_is_given_up_costs_nobody_a_step(world: World, direct: str) -> None:
     """An administrator cancels the shared statement, as a lost deadlock would: each step is tried alone, and stored."""
     fences = [await world.started(user=f"U{n}") for n in range(6)]
     await world.pool.execute(
-        "create function slow() returns trigger language plpgsql as"
-        " $$ begin perform pg_sleep(case when new.seq = 1 then 0.2 else 0 end); return new; end $$;"
-        " create trigger slow before insert on messages for each row execute function slow()"
+        "create function held() returns trigger language plpgsql as"
+        " $$ begin if new.seq = 1 then perform pg_advisory_xact_lock_shared(77); end if; return new; end $$;"
+        " create trigger held before insert on messages for each row execute function held()"
     )
-    cancelled = 0
-
-    async def cancel() -> None:
-        nonlocal cancelled
-        admin = await asyncpg.connect(database)
-        try:
-            while not cancelled:
-                cancelled = await admin.fetchval(
-                    "select count(*) filter (where pg_cancel_backend(pid)) from pg_stat_activity "
-                    "where datname = current_database() and state = 'active' and query like '%step_runs%' "
-                    "and pid <> pg_backend_pid()"
-                )
+    admin = await asyncpg.connect(direct)
+    try:
+        # No step ends before the shared statement has been given up.
+        await admin.execute("select pg_advisory_lock(77)")
+        steps = asyncio.gather(*(world.worker.step(fence, step()) for fence in fences))
+        shared = (
+            "from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+            " and state = 'active' and query like '%step_runs%'"
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while not await admin.fetchval(f"select count(*) filter (where pg_cancel_backend(pid)) {shared}"):
                 await asyncio.sleep(0.01)
-        finally:
-            await admin.close()
-
-    answers = await asyncio.gather(*(world.worker.step(fence, step()) for fence in fences), cancel())
-    assert cancelled
-    assert answers[:-1] == [0] * 6
+            while await admin.fetchval(f"select count(*) {shared}"):
+                await asyncio.sleep(0.01)
+            await admin.execute("select pg_advisory_unlock(77)")
+            assert await steps == [0] * 6
+    finally:
+        await admin.close()
     assert [(await world.worker.load(fence)).run.step for fence in fences] == [1] * 6
 
 

@@ -50,7 +50,7 @@ async def test_a_cut_connection_is_not_lent_again(pool: "asyncpg.Pool[asyncpg.Re
     """The server ends the kept one: at most one borrower notices, the next gets another."""
     pid = await lending.fetchval("select pg_backend_pid()")
     async with pool.acquire() as other:
-        await other.execute("select pg_terminate_backend($1, 5000)", pid)
+        assert await other.fetchval("select pg_terminate_backend($1, 60000)", pid)
     found = None
     for _ in range(2):
         try:
