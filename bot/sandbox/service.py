@@ -6,6 +6,7 @@ whether a key was seen, is decided in ``books``. No request is authenticated: li
 
 import asyncio
 import json
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
@@ -49,6 +50,7 @@ class Crm:
         self._site: web.TCPSite | None = None
         self._stopping = asyncio.Event()
         self._comeback: asyncio.Task[None] | None = None
+        self._kept: socket.socket | None = None
 
     @property
     def url(self) -> str:
@@ -68,6 +70,7 @@ class Crm:
         if self._comeback is not None:
             self._comeback.cancel()
             await asyncio.gather(self._comeback, return_exceptions=True)
+        self._let_go_of_port()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -258,9 +261,11 @@ class Crm:
         if self._on_crash is not None:
             self._on_crash()
             return
-        if self._site is not None:
-            await self._site.stop()
-            self._site = None
+        if self._site is None:
+            return  # gone already: two requests met a crash at once
+        await self._site.stop()
+        self._site = None
+        self._kept = _kept(self._host, self._port)
         if self._runner is not None and self._runner.server is not None:
             for connection in self._runner.server.connections:
                 if connection.transport is not None:
@@ -274,9 +279,30 @@ class Crm:
     async def _listen(self) -> None:
         if self._runner is None:
             return
+        self._let_go_of_port()
         self._site = web.TCPSite(self._runner, self._host, self._port)
         await self._site.start()
         self._port = self._runner.addresses[0][1]
+
+    def _let_go_of_port(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+
+
+def _kept(host: str, port: int) -> socket.socket | None:
+    """Keep a port that nobody listens on from whoever lets the system choose one; None: it cannot be kept."""
+    kept = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        kept = socket.socket(family, kind, protocol)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that were cut linger on it
+        kept.bind(address)
+    except OSError:
+        if kept is not None:
+            kept.close()
+        return None
+    return kept
 
 
 def _cut(request: web.Request) -> web.Response:

@@ -3,11 +3,13 @@
 import asyncio
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -17,6 +19,28 @@ from bot.sandbox import Crm
 RITA = "rita.reyes@northwind.example"
 ORDER = {"account_id": "4471", "lines": [{"sku": "SKU-4411", "quantity": 200}], "by": RITA}
 ROOT = Path(__file__).parents[2]
+
+
+class Held(Crm):
+    """The service; whatever takes its time in it waits for *go* first, however slow the machine is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = asyncio.Event()
+
+    async def _pause(self, seconds: float | None) -> None:
+        await self.go.wait()
+        await super()._pause(seconds)
+
+    async def _come_back(self, seconds: float) -> None:
+        await self.go.wait()
+        await super()._come_back(seconds)
+
+
+@pytest.fixture
+async def held() -> AsyncIterator[Held]:
+    async with Held() as crm:
+        yield crm
 
 
 @pytest.fixture
@@ -120,34 +144,56 @@ async def test_hang_after_commit_has_done_it(crm: Crm, session: aiohttp.ClientSe
     assert (await get(session, f"{crm.url}/operations/k1"))[0] == 200
 
 
-async def test_slow_does_it_after_the_caller_gave_up(crm: Crm, session: aiohttp.ClientSession) -> None:
-    await add_fault(session, crm, kind="slow", route="POST /quotes", seconds=1.5)
-    await give_up_once(crm, session, lambda: crm.faults.shown() == [])
-    assert crm.books.effects() == []
+async def test_slow_does_it_after_the_caller_gave_up(held: Held, session: aiohttp.ClientSession) -> None:
+    await add_fault(session, held, kind="slow", route="POST /quotes", seconds=0.1)
+    await give_up_once(held, session, lambda: held.faults.shown() == [])
+    assert held.books.effects() == []
+    held.go.set()
 
     async def done() -> bool:
-        return (await get(session, f"{crm.url}/operations/k1"))[0] == 200
+        return (await get(session, f"{held.url}/operations/k1"))[0] == 200
 
     await eventually(done)
 
 
 async def test_a_crashed_service_is_gone_then_back_at_its_address_with_the_effect(
-    crm: Crm, session: aiohttp.ClientSession
+    held: Held, session: aiohttp.ClientSession
 ) -> None:
-    await add_fault(session, crm, kind="crash_after_commit", route="POST /quotes", seconds=3)
+    await add_fault(session, held, kind="crash_after_commit", route="POST /quotes", seconds=0.1)
     with pytest.raises(aiohttp.ClientConnectionError):
-        await post(session, f"{crm.url}/quotes", ORDER, "k1")
+        await post(session, f"{held.url}/quotes", ORDER, "k1")
     with pytest.raises(aiohttp.ClientConnectionError):
-        await get(session, f"{crm.url}/operations/k1")
+        await get(session, f"{held.url}/operations/k1")
+    held.go.set()
 
     async def back() -> bool:
         try:
-            return (await get(session, f"{crm.url}/operations/k1"))[0] == 200
+            return (await get(session, f"{held.url}/operations/k1"))[0] == 200
         except aiohttp.ClientConnectionError:
             return False
 
     await eventually(back)
-    assert len(crm.books.quotes()) == 1
+    assert len(held.books.quotes()) == 1
+
+
+async def test_nobody_is_given_the_address_of_a_crashed_service_meanwhile(
+    held: Held, session: aiohttp.ClientSession
+) -> None:
+    """Somebody who lets the system choose a port would keep it from coming back, for good."""
+    await add_fault(session, held, kind="crash_after_commit", route="POST /quotes", seconds=0)
+    port = urlsplit(held.url).port
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await post(session, f"{held.url}/quotes", ORDER, "k1")
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
+    held.go.set()
+
+    async def back() -> bool:
+        with suppress(aiohttp.ClientConnectionError):
+            return (await get(session, f"{held.url}/operations/k1"))[0] == 200
+        return False
+
+    await eventually(back)
 
 
 async def test_many_requests_with_one_key_at_once_have_one_effect(crm: Crm, session: aiohttp.ClientSession) -> None:
