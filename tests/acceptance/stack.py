@@ -105,16 +105,24 @@ class Bot:
     async def ready(self, within: float = PATIENCE_S) -> "Bot":
         """Wait until it says that it is ready."""
 
-        def address() -> str | None:
+        def still_there() -> None:
             if self.process.poll() is not None:
                 raise AssertionError(f"the bot ended with {self.process.returncode}:\n{self.log}")
+<<<<<<< Updated upstream
             found = re.search(r"serves \S+ as \S+ at (http://\S+)\s", self.log)
+=======
+
+        def address() -> str | None:
+            still_there()
+            found = re.search(r"serves \S+ as \S+ at (http://\S+)", self.log)
+>>>>>>> Stashed changes
             return found.group(1) if found else None
 
         self.url = url = await wait_until(address, "the bot says where it listens", within)
         async with aiohttp.ClientSession() as session:
 
             async def is_ready() -> bool:
+                still_there()
                 try:
                     async with session.get(f"{url}/readyz") as answer:
                         return answer.status == 200

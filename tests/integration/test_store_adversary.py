@@ -24,7 +24,7 @@ from tests.acceptance.stack import SEND_ROUTE, Bot, Stack, stack_of
 from tests.acceptance.waiting import wait_until
 from tests.acceptance.workshop import Workshop, call, say, script
 from tests.invariants import watch
-from tests.soak.cluster import Cluster, Wire, free_port, running, standby_of
+from tests.soak.cluster import Cluster, Wire, kept_port, running, standby_of
 
 pytestmark = pytest.mark.slow
 AGAIN_S = (1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 8.0, 8.0)
@@ -71,8 +71,12 @@ async def _unacked(shop: Stack, event_of: str) -> None:
 
 async def test_a_start_without_a_database_says_so_in_a_sentence(tmp_path: Path) -> None:
     """Exit 2, what is wrong, what to do; no traceback."""
-    dsn = f"postgresql://atlas@127.0.0.1:{free_port()}/atlas"
-    async with stack_of(dsn, tmp_path) as stack:
+    with kept_port() as nothing_there:
+        await _starts_without(f"postgresql://atlas@127.0.0.1:{nothing_there.getsockname()[1]}/atlas", tmp_path)
+
+
+async def _starts_without(dsn: str, directory: Path) -> None:
+    async with stack_of(dsn, directory) as stack:
         for command in ("serve", "migrate", "runs"):
             bot = stack.spawn(command)
             assert await bot.ended() == 2
@@ -203,7 +207,14 @@ async def test_what_the_standby_never_took_is_not_acked_however_often_it_comes()
 
 
 async def _waiting(primary: Cluster) -> bool:
-    return await primary.value("select count(*) from pg_stat_activity where wait_event = 'SyncRep'") == 1
+    # By its statement: what PostgreSQL does by itself (autovacuum) waits for the standby, too.
+    return (
+        await primary.value(
+            "select count(*) from pg_stat_activity where wait_event = 'SyncRep' and backend_type = 'client backend'"
+            " and (query like '%put_event%' or query like '%await_earlier_commits%')"
+        )
+        == 1
+    )
 
 
 async def _arrived(standby: Cluster) -> bool:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -24,11 +25,16 @@ READY_S = 60.0
 POLL_S = 0.05
 
 
-def free_port() -> int:
-    """Return a port that nobody has just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def kept_port() -> socket.socket:
+    """Return a socket that keeps a port, on which nothing answers, until it is closed.
+
+    Whoever lets the system choose a port, and whoever connects to somewhere, is given another one; whoever names this
+    one, and reuses addresses as servers do, may listen on it meanwhile. Source: Linux, inet_csk_get_port.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", 0))
+    return kept
 
 
 class Cluster:
@@ -38,7 +44,8 @@ class Cluster:
         self.directory = directory
         self.home = directory / "pgdata"
         self.settings = dict(settings)
-        self.port = free_port()
+        self._kept = kept_port()
+        self.port = int(self._kept.getsockname()[1])
         self._owner = _server_owner(directory)
         self._programs = _binaries(directory, self._owner)
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,7 +62,8 @@ class Cluster:
 
     def follow(self, primary: "Cluster", name: str) -> None:
         """Make this one a standby of *primary*, which knows it as *name*."""
-        self._run("pg_basebackup", f"--dbname={primary.dsn()}", f"--pgdata={self.home}", "--wal-method=stream", "-R")
+        whence = (f"--dbname={primary.dsn()}", "--wal-method=stream", "--checkpoint=fast")
+        self._run("pg_basebackup", f"--pgdata={self.home}", "-R", *whence)
         to = f"host=127.0.0.1 port={primary.port} user=atlas application_name={name}"
         self.settings["primary_conninfo"] = to
 
@@ -101,6 +109,11 @@ class Cluster:
         self._process.send_signal(signal.SIGQUIT if how == "immediate" else signal.SIGINT)
         await asyncio.to_thread(self._process.wait, READY_S)
 
+    async def end(self) -> None:
+        """Stop it for good."""
+        await self.stop("immediate")
+        self._kept.close()
+
     async def execute(self, statement: str, database: str = "postgres") -> None:
         """Run a statement as its administrator."""
         opened = await asyncpg.connect(self.dsn(database))
@@ -123,12 +136,12 @@ async def running(**settings: str) -> AsyncIterator[Cluster]:
     """Lend a server with *settings* for as long as the block lasts."""
     async with _directory() as directory:
         cluster = Cluster(directory, settings)
-        cluster.create()
         try:
+            cluster.create()
             await cluster.start()
             yield cluster
         finally:
-            await cluster.stop("immediate")
+            await cluster.end()
 
 
 @asynccontextmanager
@@ -136,12 +149,12 @@ async def standby_of(primary: Cluster, name: str) -> AsyncIterator[Cluster]:
     """Lend a standby that follows *primary*."""
     async with _directory() as directory:
         cluster = Cluster(directory, {"fsync": "off"})
-        cluster.follow(primary, name)
         try:
+            cluster.follow(primary, name)
             await cluster.start()
             yield cluster
         finally:
-            await cluster.stop("immediate")
+            await cluster.end()
 
 
 @asynccontextmanager
@@ -166,6 +179,7 @@ class Wire:
         self._server: asyncio.Server | None = None
         self._ends: set[asyncio.StreamWriter] = set()
         self._pumps: set[asyncio.Task[None]] = set()
+        self._opening: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         """Listen."""
@@ -176,9 +190,9 @@ class Wire:
         """Cut everything and stop listening."""
         assert self._server is not None
         self._server.close()
-        self.cut()
-        if self._pumps:
-            await asyncio.wait(self._pumps)
+        while self._opening or self._pumps:
+            self.cut()
+            await asyncio.wait(self._opening | self._pumps, timeout=POLL_S)
 
     def cut(self) -> int:
         """Abort every connection, as a broken network does; return how many."""
@@ -193,6 +207,10 @@ class Wire:
         return urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{self.port}"))
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
         try:
             onward_reader, onward = await asyncio.open_connection("127.0.0.1", self.to)
         except OSError:

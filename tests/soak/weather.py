@@ -35,6 +35,8 @@ SLACK_FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("store_then_error", {"error": "internal_error"}),
 )
 SOCKET_FAULTS = ("forget_acks", "duplicate", "reorder", "withhold", "refuse_tickets")
+# Until all processes are there; only a failing soak waits this long.
+READY_S = 180.0
 CRM_FAULTS = ("fail", "slow", "answer_lost", "crash_after_commit")
 
 
@@ -54,7 +56,27 @@ class Replicas:
     async def start(self) -> None:
         """Start them all and wait until they are ready."""
         self.bots = [self.stack.spawn("serve", **self.settings) for _ in range(self.number)]
-        await asyncio.gather(*(bot.ready(within=120) for bot in self.bots))
+        await self.all_ready()
+
+    async def all_ready(self) -> None:
+        """Wait until as many as there should be are ready; whoever ends meanwhile is replaced.
+
+        One that was told to leave takes a while; one that began while something was down may end because of it.
+        """
+        async with asyncio.timeout(READY_S):
+            await asyncio.gather(*map(self._ready, range(len(self.bots))))
+
+    async def _ready(self, place: int) -> None:
+        while True:
+            bot = self.bots[place]
+            try:
+                await bot.ready(within=READY_S)
+            except AssertionError:
+                if bot.process.poll() is None:
+                    raise
+                self.bots[place] = self.stack.spawn("serve", **self.settings)
+            else:
+                return
 
     def kill(self, chance: random.Random) -> None:
         """SIGKILL one of them."""
@@ -108,7 +130,7 @@ class Weather:
         self.stack.slack.faults.clear()
         self.stack.crm.faults.clear()
         self.replicas.replace()
-        await asyncio.gather(*(bot.ready(within=180) for bot in self.replicas.bots))
+        await self.replicas.all_ready()
 
     async def _kill(self) -> None:
         self.replicas.kill(self.chance)
