@@ -108,14 +108,10 @@ class Bot:
         def still_there() -> None:
             if self.process.poll() is not None:
                 raise AssertionError(f"the bot ended with {self.process.returncode}:\n{self.log}")
-<<<<<<< Updated upstream
-            found = re.search(r"serves \S+ as \S+ at (http://\S+)\s", self.log)
-=======
 
         def address() -> str | None:
             still_there()
-            found = re.search(r"serves \S+ as \S+ at (http://\S+)", self.log)
->>>>>>> Stashed changes
+            found = re.search(r"serves \S+ as \S+ at (http://\S+)\s", self.log)
             return found.group(1) if found else None
 
         self.url = url = await wait_until(address, "the bot says where it listens", within)
