@@ -25,6 +25,8 @@ from tests.unit.goldens import Golden, families
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 FLAGS += ["--disable-sync", "--no-first-run"]
+# Only a failing look waits this long; a busy machine is slow.
+PATIENCE_MS = 120_000
 SIDEBAR = 252
 TALL = 1_200
 SHOWN = 900
@@ -134,6 +136,7 @@ class Gallery:
             color_scheme="dark" if look.dark else "light",
             reduced_motion="reduce",
         )
+        context.set_default_timeout(PATIENCE_MS)
         page = await context.new_page()
         page.on("pageerror", lambda error: self.troubles.append(f"{family}, {look.name}: {error}"))
         await page.goto(f"{self._simulator.url}/#/as/{RITA}/{channel_of(family)}")

@@ -1,7 +1,7 @@
 // Puts the page together: connection → store → panes, address → place. The panes only draw; what a click means
 // is decided here and at the server.
 
-import { h, icon, reconcile } from "./dom.js";
+import { h, icon, putsOff, reconcile } from "./dom.js";
 import { Store } from "./store.js";
 import { Live, post } from "./live.js";
 import { readRoute, hrefOf, readPermalink } from "./route.js";
@@ -244,9 +244,11 @@ class App {
     return end;
   }
 
+  #redraw = () => this.drawNow();
+
   drawNow() {
     const { store, route } = this;
-    if (!store.me) return;
+    if (!store.me || putsOff(this.#redraw)) return;
     const arrived = this.arrived;
     this.arrived = false;
     const stayMain = arrived || this.#ends.get("main-scroll") !== false;

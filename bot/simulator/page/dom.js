@@ -62,6 +62,27 @@ const ICONS = {
   up: "M7 11v9H4v-9zM7 11l4-7c2 0 2.5 1.5 2 3.5L12.5 10H19l-1.5 10H7",
 };
 
+// While a person presses something, nothing is redrawn: a click whose release met another element than its press
+// would be no click at all.
+const PRESSABLE = "button, a, summary, [role=button], [role=menuitem], [role=option]";
+let pressing = false;
+const putOff = new Set();
+
+/** Whether to put off this drawing; it is then done right after the press. Give the same function each time. */
+export function putsOff(draw) { if (pressing) putOff.add(draw); return pressing; }
+
+function released() {
+  pressing = false;
+  const draws = [...putOff];
+  putOff.clear();
+  for (const draw of draws) draw();
+}
+
+addEventListener("pointerdown", (event) => { pressing = event.button === 0 && Boolean(event.target.closest?.(PRESSABLE)); }, true);
+addEventListener("pointermove", (event) => { if (pressing && !event.buttons) released(); }, true);
+addEventListener("pointerup", () => setTimeout(released, 0), true); // its click comes before that
+for (const end of ["click", "pointercancel", "blur"]) addEventListener(end, released);
+
 /**
  * Make the children of `container` match `items`, touching only those whose `sig` changed.
  * Items: {key, sig, build}. Focus and caret inside a rebuilt child move to its successor's element with the same hook.
@@ -95,7 +116,9 @@ function heldFocus(node) {
   const active = document.activeElement;
   if (!active || !node.contains(active)) return null;
   const caret = typeof active.selectionStart === "number" ? [active.selectionStart, active.selectionEnd] : null;
-  return { self: active === node, testid: active.closest("[data-testid]")?.dataset.testid, caret };
+  // what is typed into a search is kept nowhere else
+  const typed = active.matches("input[role=combobox]") ? active.value : null;
+  return { self: active === node, testid: active.closest("[data-testid]")?.dataset.testid, caret, typed };
 }
 
 function giveFocus(fresh, held) {
@@ -103,6 +126,7 @@ function giveFocus(fresh, held) {
   const same = held.testid ? fresh.querySelector(`[data-testid="${CSS.escape(held.testid)}"]`) : null;
   const target = held.self || !same ? fresh : same;
   if (target === fresh && fresh.tabIndex < 0) fresh.tabIndex = -1;
+  if (held.typed && target === same) target.value = held.typed;
   target.focus({ preventScroll: true });
   if (held.caret && typeof target.setSelectionRange === "function") {
     try { target.setSelectionRange(...held.caret); } catch (error) { if (error.name !== "InvalidStateError") throw error; }

@@ -1,14 +1,14 @@
 // "The world": controls of whatever surrounds the workspace. Only what /panel/state describes is drawn; this
 // page knows nothing of what the controls mean.
 
-import { h, icon, reconcile } from "./dom.js";
+import { h, icon, putsOff, reconcile } from "./dom.js";
 import { post } from "./live.js";
 import { clockTime } from "./clock.js";
 
 const EVERY_MS = 1000;
 
 export class Panel {
-  #timer = null; #busy = new Set(); #state = null; #failed = false;
+  #timer = null; #busy = new Set(); #state = null; #failed = false; #turn = 0;
 
   constructor(app, root) {
     this.app = app;
@@ -19,26 +19,35 @@ export class Panel {
     root.querySelector("[data-testid=panel-close]").addEventListener("click", () => app.showPanel(false));
   }
 
-  /** Poll while the panel is shown. */
+  /** Poll while the panel is shown. What it said when it was open before is no lever to pull: it may be another's now. */
   run(open) {
     clearTimeout(this.#timer);
     this.#timer = null;
+    this.groups.inert = true;
     if (open) void this.#poll();
   }
 
   async #poll() {
+    const turn = (this.#turn += 1);
+    let state = null;
     try {
       const response = await fetch("/panel/state", { headers: { accept: "application/json" } });
       if (!response.ok) throw new Error(`panel ${response.status}`);
-      this.#state = await response.json();
-      this.#failed = false;
-    } catch { this.#failed = true; }
+      state = await response.json();
+    } catch { state = null; }
+    if (turn !== this.#turn) return; // a later question counts
+    this.#failed = state === null;
+    if (state) this.#state = state;
+    this.groups.inert = false;
     this.render();
     clearTimeout(this.#timer);
     if (this.app.panelOpen) this.#timer = setTimeout(() => this.#poll(), EVERY_MS);
   }
 
+  #redraw = () => this.render();
+
   render() {
+    if (putsOff(this.#redraw)) return;
     this.note.hidden = !this.#failed;
     this.note.textContent = this.#state ? "The world does not answer; showing what it last said." : "The world does not answer yet.";
     const groups = this.#state?.groups ?? [];
