@@ -19,6 +19,8 @@ log = logging.getLogger("atlas.heartbeat")
 BEAT_EVERY_S = 1.0
 # An outage of the database must reap nobody: only after this many beats in a row may this process judge leases.
 BEATS_BEFORE_JUDGING = 3
+# Everybody was away then, and a process on a busy machine needs longer than three beats of another to be back.
+BEATS_AFTER_AN_OUTAGE = 10
 # Others may take a process whose session lock is free for dead this long after its last beat (storage.maintenance).
 BELIEVED_ALIVE_S = 4.0
 
@@ -46,6 +48,7 @@ class Heartbeat:
         self.pulse = pulse
         self.clock = clock
         self.streak = 0
+        self._wanted = BEATS_BEFORE_JUDGING
         self._beat_at = -math.inf
 
     @property
@@ -55,8 +58,8 @@ class Heartbeat:
 
     @property
     def may_judge(self) -> bool:
-        """Say whether this process has had the database for three beats."""
-        return self.streak >= BEATS_BEFORE_JUDGING
+        """Say whether this process has had the database for three beats; after an outage, for ten."""
+        return self.streak >= self._wanted
 
     async def beat(self) -> None:
         """Beat once. Raises: StoreUnavailable."""
@@ -64,6 +67,7 @@ class Heartbeat:
         try:
             await self.pulse.beat()
         except StoreUnavailable:
+            self._wanted = BEATS_AFTER_AN_OUTAGE
             self.streak = 0
             raise
         self.streak += 1

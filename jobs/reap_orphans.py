@@ -5,7 +5,8 @@ does, before its loop goes on). Safe in every replica: each statement re-checks 
 
 The failure it can cause: a host that is only cut off is taken for dead, and its runs go on elsewhere. The fence then
 stops the old worker at its next write; at most it resends the one request that was in flight, with the same key. This
-is why a lease is 90 s, and why this process must itself have had the database for three beats.
+is why a lease is 90 s, and why this process must itself have had the database for three beats, and for ten after it
+was away.
 """
 
 from collections.abc import Sequence
