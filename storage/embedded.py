@@ -190,6 +190,7 @@ async def _attach(directory: Path, owner: _Owner, users: int, settings: Mapping[
     keeper: int | None = None
     if running is None:
         _ensure_cluster(home, cluster, binaries, owner)
+        await _until_left(cluster)
         sockets, temporary = _socket_directory(home, owner)
         if log.exists() and log.stat().st_size > _LOG_KEPT_BYTES:
             log.unlink()
@@ -458,6 +459,25 @@ async def _end_unkept(pid: int, cluster: Path) -> None:
                 return
             await asyncio.sleep(_POLL_S)
     raise EmbeddedPostgresFailed(f"a server without its keeper (process {pid}) does not end.", f"Stop process {pid}.")
+
+
+async def _until_left(cluster: Path) -> None:
+    """Wait for the processes of a server that was killed. They end by themselves, and PostgreSQL does not start before
+    they have let go of its memory; what holds on to it for longer is for PostgreSQL to tell."""
+    deadline = time.monotonic() + _READY_S
+    while _memory_used(cluster) and time.monotonic() < deadline:
+        await asyncio.sleep(_POLL_S)
+
+
+def _memory_used(cluster: Path) -> bool:
+    """Tell whether a process has the shared memory that postmaster.pid names (its line 7: key and number)."""
+    with suppress(OSError, ValueError, IndexError):
+        named = (cluster / "postmaster.pid").read_text().splitlines()[6].split()
+        for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]:
+            key, number, _, _, _, _, attached, *_ = line.split()
+            if [key, number] == named:
+                return int(attached) > 0
+    return False
 
 
 def _reaped(child: int | None) -> bool:

@@ -12,8 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
+import psutil
 import pytest
 
+from storage import embedded
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresFailed, start_embedded
 
 REPOSITORY = Path(__file__).parents[2]
@@ -165,12 +167,51 @@ async def test_an_owner_killed_with_keeper_and_server_loses_no_committed_row(dir
         os.kill(victim, signal.SIGKILL)
     owner.communicate()
     await until_gone(pid)
+    await until_gone(keeper)
     assert (directory / "postgres/pgdata/postmaster.pid").exists(), "the stale file is what this test is about"
     again = await start_embedded(directory)
     try:
         assert await query(again.dsn, "select answer from kept") == 42
     finally:
         await again.stop()
+
+
+@pytest.mark.skipif(not Path("/proc/sysvipc/shm").exists(), reason="this system does not show its shared memory")
+async def test_a_start_waits_for_what_is_left_of_a_server_that_was_killed(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the children of a killed server live on for a moment; PostgreSQL refuses to start meanwhile."""
+    owner = holder(directory)
+    await first_line(owner)
+    pid = server_pid(directory)
+    assert pid is not None
+    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    (slow,) = [child for child in psutil.Process(pid).children() if "checkpointer" in " ".join(child.cmdline())]
+    slow.suspend()
+    for victim in (keeper, pid, owner.pid):
+        os.kill(victim, signal.SIGKILL)
+    owner.communicate()
+    await until_gone(pid)
+    await until_gone(keeper)
+    waited = 0
+    used = embedded._memory_used
+
+    def looked_at(cluster: Path) -> bool:
+        nonlocal waited
+        if used(cluster):
+            waited += 1
+            slow.resume()
+            return True
+        return False
+
+    monkeypatch.setattr(embedded, "_memory_used", looked_at)
+    try:
+        again = await start_embedded(directory)
+        await again.stop()
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            slow.resume()
+    assert waited > 0
 
 
 async def test_a_server_whose_keeper_was_killed_is_kept_again_by_the_next_start(directory: Path) -> None:
@@ -182,6 +223,7 @@ async def test_a_server_whose_keeper_was_killed_is_kept_again_by_the_next_start(
     os.kill(keeper, signal.SIGKILL)
     owner.kill()
     owner.communicate()
+    await until_gone(keeper)
     assert alive(orphan)
     again = await start_embedded(directory)
     pid = server_pid(directory)
