@@ -186,6 +186,18 @@ class Thread:
                 return  # it was taken all the same
         raise Off("the click was not taken: Slack shows its warning")
 
+    async def refuses(self, message: Json, action: str, person: str, why: str) -> None:
+        """Press a button and see that this person is told *why* not; again while Atlas could not check who it is, as it
+        asks people to. Raises: Off."""
+        after = str(message["ts"])
+        for _ in range(PRESSES):
+            await self.clicked(message, action, person)
+            told = await self.shows("so nothing was done", person=person, after=after)
+            if has(told, (why,)):
+                return
+            after = str(told["ts"])
+        raise Off(f"never told “{why}”")
+
     async def acked(self, interaction_id: str) -> None:
         """See that a click was taken. Raises: Off."""
         if await self.workspace.settled(interaction_id) != "acked":

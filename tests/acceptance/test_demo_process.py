@@ -176,15 +176,20 @@ async def test_the_panel_moves_the_world(data_dir: Path, postgres: str, http: ai
 async def test_the_story_tells_itself_and_its_database_goes(data_dir: Path, postgres: str) -> None:
     async with demo("--script", data_dir=data_dir, database_url=postgres) as running:
         await running.says("played by itself")
+        name = f"atlas_demo_{running.process.pid}"  # by its own name: others may play on this server
+        await until(lambda: _is_there(postgres, name), "its database")
         running.know()
         assert await running.rest(STORY_WITHIN_S) == 0, "\n".join(running.said)
         steps = [line for line in running.said if line.startswith(("  ✓", "  ✗"))]
         assert len(steps) >= 15
         assert all(line.startswith("  ✓") and len(line) <= 80 for line in steps)
         assert await running.gone() == []
-    connection = await asyncpg.connect(postgres)
+    assert not await _is_there(postgres, name)
+
+
+async def _is_there(server: str, database: str) -> bool:
+    connection = await asyncpg.connect(server)
     try:
-        names = [row["datname"] for row in await connection.fetch("select datname from pg_database")]
-        assert f"atlas_demo_{running.process.pid}" not in names  # by its own name: others may play on this server
+        return bool(await connection.fetchval("select exists (select from pg_database where datname = $1)", database))
     finally:
         await connection.close()
