@@ -217,6 +217,10 @@ class Replica:
     async def start(self) -> str:
         """Start everything that the role runs; return the address of the HTTP port."""
         self.loop_watch.start()
+        if self.role in ("all", "bot") and not self.settings.socket_mode:
+            self.web.app.router.add_post("/slack/events", events_route(self.app))
+        # Before anything is taken up: a port that is somebody else's refuses the start.
+        address = await self.web.start()
         await self.heartbeat.beat()
         self._spawn(self.heartbeat.run(), "heartbeat")
         self._spawn(self._listen(), "hints")
@@ -229,9 +233,6 @@ class Replica:
             self._spawn(self.delivery.run(), "delivery")
             self._spawn(self.presence.run(), "presence")
             self._spawn(self.directory.learn_groups(), "groups")
-            if not self.settings.socket_mode:
-                self.web.app.router.add_post("/slack/events", events_route(self.app))
-        address = await self.web.start()
         if self.connections is not None and self.role in ("all", "bot"):
             await self.connections.start()
         return address

@@ -230,7 +230,15 @@ async def test_a_token_that_slack_refuses(stack: Stack) -> None:
 
 
 async def test_a_slack_that_is_not_there_and_a_port_that_is_taken(stack: Stack) -> None:
-    """An address where no Slack answers, and a port that somebody else has: each said with its setting."""
+    """An address where no Slack answers, and a port that somebody else has: each said with its setting.
+
+    Neither takes anything up first: not even a beat is given.
+    """
+    await stack.value(
+        "create function noted() returns trigger language plpgsql as"
+        " $$ begin insert into watched (what) values ('a refused start gave a beat'); return new; end $$"
+    )
+    await stack.value("create trigger noted before insert on workers for each row execute function noted()")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -240,3 +248,4 @@ async def test_a_slack_that_is_not_there_and_a_port_that_is_taken(stack: Stack) 
         )
     assert "SLACK_API_URL" in slack[0]
     assert "ATLAS_HTTP_PORT" in port[0]
+    assert await stack.rows("select what from watched") == []
