@@ -66,19 +66,6 @@ async def whispered(someone: Visit, *words: str) -> None:
         await expect(shown).to_contain_text(word, timeout=SLOW_MS)
 
 
-def modal(someone: Visit) -> Any:
-    """Return the open form."""
-    return someone.page.get_by_test_id("modal")
-
-
-async def confirmed(someone: Visit, message: Any) -> None:
-    """Press Approve and say yes in the dialog that a severe action opens."""
-    await someone.press(message, "approve")
-    dialog = someone.page.get_by_role("dialog")
-    await expect(dialog).to_contain_text("Really approve?")
-    await dialog.get_by_role("button", name="Approve").click()
-
-
 async def test_four_eyes_are_two_people_who_did_not_ask(shop: Stack, visit: Visitor) -> None:
     """The asker is refused in private; each of the two sees how far it is, live; only the second one lets it happen."""
     shop.workshop.think = script(call(("pay_four_eyes", {"what": "the new press", "amount": 90_000})), say("Paid."))
@@ -88,21 +75,22 @@ async def test_four_eyes_are_two_people_who_did_not_ask(shop: Stack, visit: Visi
     await rita.ask("@Atlas pay for the new press")
     card = await rita.card()
     await rita.reads(card, "0 of 2 approvals", "not whoever asked", "Henderson Manufacturing (4471)")
-    await confirmed(rita, card)
+    await rita.press(card, "approve", sure=True)
     await whispered(rita, "You asked for this yourself")
     await rita.picture("four-eyes-own-request")
     marcus, vera = await visit(MARCUS, place_of(rita)), await visit(VERA, place_of(rita))
     await marcus.press(await marcus.card(), "approve")
     await expect(marcus.page.get_by_role("dialog")).to_contain_text("Really approve?")
     await marcus.picture("four-eyes-confirm")
-    await marcus.page.get_by_role("dialog").get_by_role("button", name="Approve").click()
+    await marcus.page.get_by_test_id("confirm-deny").click()
+    await marcus.press(await marcus.card(), "approve", sure=True)
     hers = await vera.card()
     await vera.reads(hers, "1 of 2 approvals", "@Marcus Hale")
     await vera.picture("four-eyes-one-of-two")
     assert shop.workshop.effects() == []
-    await confirmed(marcus, await marcus.card())
+    await marcus.press(await marcus.card(), "approve", sure=True)
     await whispered(marcus, "already")
-    await confirmed(vera, hers)
+    await vera.press(hers, "approve", sure=True)
     await rita.reads(card, "Done", "approved by @Marcus Hale, @Vera Lindqvist")
     await rita.picture("four-eyes-done")
     assert [effect.requests for effect in shop.workshop.effects()] == [1]
@@ -115,32 +103,31 @@ async def test_edit_with_an_error_first_then_decline_with_the_keyboard_alone(sho
     rita = await visit(RITA)
     await rita.ask("@Atlas pay the rent")
     card = await rita.card()
-    await rita.press(card, "edit")
-    amount = modal(rita).get_by_label("Amount")
+    await rita.opens(card, "edit")
+    amount = rita.form.get_by_label("Amount")
     await expect(amount).to_have_value("900")
     await amount.fill("a lot")
-    await rita.page.get_by_test_id("modal-submit").click()
-    await expect(modal(rita)).to_contain_text("Please enter a number.")
+    await rita.submit()
+    await expect(rita.form).to_contain_text("Please enter a number.")
     await amount.fill("850")
-    await modal(rita).get_by_label("What").fill("nothing")
-    await rita.page.get_by_test_id("modal-submit").click()
-    await expect(modal(rita)).to_contain_text("there has to be something to do")
+    await rita.form.get_by_label("What").fill("nothing")
+    await rita.submit()
+    await expect(rita.form).to_contain_text("there has to be something to do")
     await rita.picture("edit-error")
-    await modal(rita).get_by_label("What").fill("rent")
-    await rita.page.get_by_test_id("modal-submit").click()
+    await rita.form.get_by_label("What").fill("rent")
+    await rita.submit()
     await rita.reads(card, "Replaced by a newer version")
     newer = await rita.card()
     await rita.reads(newer, "Edited by @Rita Reyes", "900", "850")
     await rita.picture("edited")
 
     keys = rita.page.keyboard
-    await newer.get_by_test_id("action-decline").focus()
-    await keys.press("Enter")
-    await expect(modal(rita).get_by_role("textbox")).to_be_focused()
+    await rita.opens(newer, "decline", key="Enter")
+    await expect(rita.form.get_by_role("textbox")).to_be_focused()
     await keys.type("The landlord owes us a repair")
     while not await rita.page.get_by_test_id("modal-submit").evaluate("node => node === document.activeElement"):
         await keys.press("Tab")
-    await keys.press("Enter")
+    await rita.submit(key="Enter")
     await rita.reads(newer, "Declined", "The landlord owes us a repair")
     await rita.answered("Then not.")
     assert shop.workshop.effects() == []
@@ -192,11 +179,11 @@ async def test_first_home_ask_again_stop_and_continue(shop: Stack, visit: Visito
     shown = home.page.get_by_test_id("home")
     await expect(shown).to_contain_text("What Atlas can do", timeout=SLOW_MS)
     await home.picture("home-first")
-    await shown.get_by_test_id("action-example.0").click()
-    await expect(modal(home)).to_contain_text("direct messages", timeout=SLOW_MS)
+    await home.press(shown, "example.0")
+    await expect(home.form).to_contain_text("direct messages", timeout=SLOW_MS)
     await home.page.keyboard.press("Escape")
     await expect(shown).to_contain_text("waiting for a decision", timeout=SLOW_MS)
-    await shown.get_by_test_id("action-stop").click()
+    await home.press(shown, "stop")
     await expect(shown).to_contain_text("stopped", timeout=SLOW_MS)
     await expect(shown.get_by_test_id("action-continue")).to_be_visible(timeout=SLOW_MS)
     await home.picture("home-stopped")
@@ -208,7 +195,7 @@ async def test_first_home_ask_again_stop_and_continue(shop: Stack, visit: Visito
     await rita.reads(card, "Expired", "nothing was done")
     again = card.get_by_test_id("action-continue")
     await expect(again).to_have_text("Ask again")
-    await again.click()
+    await rita.press(card, "continue")
     newer = await rita.card()
     await expect(again).to_have_count(0, timeout=SLOW_MS)
     await rita.press(await waiting(rita, "stop"), "stop")
@@ -218,9 +205,9 @@ async def test_first_home_ask_again_stop_and_continue(shop: Stack, visit: Visito
     hers = mine.page.get_by_test_id("home")
     await expect(hers.get_by_test_id("action-continue")).to_be_visible(timeout=SLOW_MS)
     await mine.picture("home-narrow")
-    await hers.get_by_test_id("action-continue").click()
+    await mine.press(hers, "continue")
     await expect(hers.get_by_test_id("action-approve")).to_be_visible(timeout=SLOW_MS)
-    await hers.get_by_test_id("action-approve").click()
+    await mine.press(hers, "approve")
     await expect(hers).to_contain_text("answered", timeout=SLOW_MS)
     await rita.answered("Paid.")
     assert [effect.requests for effect in shop.workshop.effects()] == [1]
