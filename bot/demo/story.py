@@ -9,7 +9,8 @@ import re
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from bot.demo.panel import AWAY, Json, LeverStuck, Panel
@@ -165,7 +166,10 @@ class Story:
         """Press Approve twice at the same instant."""
         drafted = await self._ask("Mesa Verde Breweries", "10 of SKU-4412")
         press = drafted.thread.press
-        clicks = await together(press(drafted.card, "approve"), press(drafted.card, "approve"))
+        # Slack takes no edits until both are made: decided by the first click, the card would have no button for a
+        # second one that is a moment later.
+        async with self._edits_held():
+            clicks = await together(press(drafted.card, "approve"), press(drafted.card, "approve"))
         for click in clicks:
             await drafted.thread.acked(click)
         await drafted.thread.becomes(drafted.card, "✅ Done")
@@ -239,12 +243,10 @@ class Story:
         """Click on a card that has expired and still shows its buttons."""
         drafted = await self._ask("Castillo Packaging", "5 of SKU-4510")
         # Slack takes no edits until the click was made, so the page still shows the buttons.
-        fault = {"kind": "ratelimited", "method": "chat.update", "times": None, "retry_after": 1}
-        await self.stage.ask_workspace("/faults", fault)
-        await self._hasten(drafted.run, 0.3)
-        await self.workspace.until(RITA, lambda _: _never_if(time.monotonic() < self._over_at), "the expiry")
-        await drafted.thread.approve(await drafted.thread.now(drafted.card))
-        await self.stage.ask_workspace("/faults", {"clear": True})
+        async with self._edits_held():
+            await self._hasten(drafted.run, 0.3)
+            await self.workspace.until(RITA, lambda _: _never_if(time.monotonic() < self._over_at), "the expiry")
+            await drafted.thread.approve(await drafted.thread.now(drafted.card))
         await drafted.thread.shows("expired", "nothing was done", after=drafted.card["ts"])
         await drafted.thread.becomes(drafted.card, "Expired")
         await self._expect_sends(drafted.quote, 0)
@@ -290,6 +292,15 @@ class Story:
         return f"{total} quotes · {sum(states.values())} runs"
 
     # ---- what steps share -------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _edits_held(self) -> AsyncIterator[None]:
+        fault = {"kind": "ratelimited", "method": "chat.update", "times": None, "retry_after": 1}
+        await self.stage.ask_workspace("/faults", fault)
+        try:
+            yield
+        finally:
+            await self.stage.ask_workspace("/faults", {"clear": True})
 
     async def _ask(self, account: str, lines: str, *words: str) -> Drafted:
         thread = await Thread.opened(self.workspace, RITA, f"@Atlas draft and send a quote for {account}, {lines}")
