@@ -10,7 +10,9 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Generator, Iterator
+from contextlib import suppress
 from ipaddress import ip_address
 from itertools import count
 from pathlib import Path
@@ -27,7 +29,7 @@ from storage.migrate import migrate
 from tests.integration.pgbouncer import MISSING, found, pgbouncer, spread, through
 
 _LOCAL_NAMES = {None, "", "localhost", b"localhost"}
-_CONNECTIONS_GONE_S = 60.0
+_GONE_WITHIN_S = 60.0
 _numbers = count(1)
 # Behind a transaction pooler no statement stays prepared: the next one may run in another session.
 POOLED = os.environ.get("ATLAS_PG_POOLER") == "transaction"
@@ -179,7 +181,7 @@ async def _connections_left(admin: "asyncpg.Connection[asyncpg.Record]", name: s
     left: list[str] = []
     if POOLED:
         return left  # the pooler keeps its own open, whoever comes and goes
-    for _ in range(int(_CONNECTIONS_GONE_S / 0.02)):
+    for _ in range(int(_GONE_WITHIN_S / 0.02)):
         rows = await admin.fetch(
             "select pid, application_name, state, query from pg_stat_activity where datname = $1 and backend_type = $2",
             name,
@@ -246,6 +248,18 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 def _no_process_left() -> Iterator[None]:
     yield
     # Made first, so ended last: by now the session's PostgreSQL is gone too.
-    left = [child for child in psutil.Process().children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
+    deadline = time.monotonic() + _GONE_WITHIN_S
+    while (left := _running()) and time.monotonic() < deadline:
+        time.sleep(0.02)
     if left:
-        pytest.fail(f"processes left running: {[' '.join(child.cmdline()) for child in left]}")
+        pytest.fail(f"processes left running: {left}")
+
+
+def _running() -> list[str]:
+    """Return the command lines of our descendants; whoever ends while it is looked at is none."""
+    lines = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                lines.append(" ".join(child.cmdline()))
+    return lines
