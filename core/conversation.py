@@ -16,6 +16,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import orjson
 from pydantic import BaseModel, ConfigDict, JsonValue
 
+from core.errors import InvariantBroken
+
 
 class Spoken(BaseModel):
     """A value of the conversation: frozen, and total (any JSON that a model may send)."""
@@ -99,11 +101,24 @@ class StoredMessage:
     answers: CallKey | None = None
 
 
+class Unread:
+    """Stands in a conversation where a message was not read yet; whoever looks at it all the same has a defect."""
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise InvariantBroken: the rest of the conversation has to be read first."""
+        raise InvariantBroken(f"message {self.seq} was not read, yet its {name} is wanted")
+
+
 _EXACT = json.JSONEncoder(ensure_ascii=True, allow_nan=True, separators=(",", ":"))
 # orjson reads an integer beyond 64 bits as a float, so a float this large may have been one.
 _INTEGERS = 2**63
 # Deeper than this, a value goes the exact way round.
 _FLAT = 50
+# What model_validate calls; a load calls it for every message.
+_message = Message.__pydantic_validator__.validate_python
 
 
 def _swift(value: Any, depth: int = _FLAT) -> bool:
@@ -149,16 +164,12 @@ def decode_body(body: str, raw: bytes | None) -> Message:
         fields = orjson.loads(body)
     except ValueError:
         fields = json.loads(body)
-    calls = fields.get("calls", ())
+    fields["raw"] = raw
+    calls = fields.get("calls")
     if calls and any(_perhaps_rounded(call["arguments"]) for call in calls):
-        calls = json.loads(body)["calls"]
-    return Message(
-        role=fields["role"],
-        text=fields["text"],
-        calls=tuple(ToolCall(**call) for call in calls),
-        call_id=fields.get("call_id"),
-        raw=raw,
-    )
+        fields["calls"] = json.loads(body)["calls"]
+    message: Message = _message(fields)
+    return message
 
 
 def _perhaps_rounded(value: Any) -> bool:

@@ -107,9 +107,18 @@ class Holder:
         assert self._view is not None
         return self._view.now + timedelta(seconds=self.clock.monotonic() - self._loaded_at)
 
-    async def reload(self) -> None:
-        """Read the rows again, patiently; what is not committed stays. Raises: ClaimLost."""
-        view = await self._read()
+    @property
+    def unread(self) -> bool:
+        """Say whether the beginning of the conversation was left out: only an approved call may be acted on."""
+        assert self._view is not None
+        return self._view.unread > 0
+
+    async def reload(self, *, late: bool = False) -> None:
+        """Read the rows again, patiently; what is not committed stays. *late*: as ``WorkerStore.load`` has it.
+
+        Raises: ClaimLost.
+        """
+        view = await self._read(late=late)
         waiting = self.messages[self.stored :] if len(view.messages) == self.stored else []
         if not waiting:
             self.taken_mail = []
@@ -119,11 +128,11 @@ class Holder:
         self.messages = [*view.messages, *waiting]
         self.stale = False
 
-    async def _read(self) -> RunView:
+    async def _read(self, *, late: bool = False) -> RunView:
         delay = 0.1
         while True:
             try:
-                return await self.store.load(self.fence)
+                return await self.store.load(self.fence, late=late)
             except StoreUnavailable:
                 await self.clock.sleep(delay)
                 delay = min(delay * 2, 2.0)
@@ -303,7 +312,7 @@ class Holder:
             scope=batch.scope or run.scope,
         )
         view = self._view
-        self._view = RunView(run, view.messages, view.suspensions, view.actions, mail, view.now)
+        self._view = RunView(run, view.messages, view.suspensions, view.actions, mail, view.now, view.unread)
 
     @property
     def run_now(self) -> Run:

@@ -99,7 +99,8 @@ class Loop:
         Raises: CancelledError after giving the claim back (shutdown).
         """
         try:
-            await self.holder.reload()
+            await self.holder.reload(late=True)
+            await self._catch_up()
             if self.model_for is not None:
                 self.model = self.model_for(self.holder.run)  # a resumed run keeps its route across deploys
             await self._charge_crash()
@@ -116,13 +117,24 @@ class Loop:
             log.exception("run %s: a defect", self.holder.fence.run_id)
             await self._defect(error)
 
+    async def _catch_up(self) -> None:
+        """Read the rows again if they changed, or if more of the conversation is wanted than the turn of an approved
+        call: the checks, the effect and its record need no more."""
+        holder = self.holder
+        if holder.unread and not holder.stale:
+            alone = not holder.run.charge_due and holder.run.recovery_attempts <= RECOVERIES
+            if alone and isinstance(next_act(holder.view, self.lifetime), Execute):
+                return
+            holder.stale = True
+        if holder.stale:
+            await holder.reload()
+
     async def _until_stop(self) -> None:
         while True:
             if self.draining:
                 await self._give_back()
                 return
-            if self.holder.stale:
-                await self.holder.reload()
+            await self._catch_up()
             act = next_act(self.holder.view, self.lifetime)
             try:
                 if await self._perform(act):

@@ -271,8 +271,11 @@ class WorkerStore(Protocol):
         """List unclaimed running runs for a process of their own (crashes >= 2 or recovery_attempts >= 3)."""
         ...
 
-    async def load(self, fence: Fence) -> RunView:
-        """Read everything that the next act depends on, as of one moment, incl. the database's clock."""
+    async def load(self, fence: Fence, *, late: bool = False) -> RunView:
+        """Read everything that the next act depends on, as of one moment, incl. the database's clock.
+
+        *late*: the conversation before an approved call may be left unread, where it is proved that it will decode.
+        """
         ...
 
     async def release(self, fence: Fence) -> None:

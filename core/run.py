@@ -244,8 +244,9 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 class RunView:
     """Everything that the next act depends on, as one read saw it.
 
-    *messages* by seq, gap-free from 0. *suspensions* by (call, number). *mail* oldest first. *now*: the database's
-    clock at that read.
+    *messages* by seq, gap-free from 0; the first *unread* of them are not there yet (``Unread``), and only a call that
+    was approved may be acted on. *suspensions* by (call, number). *mail* oldest first. *now*: the database's clock at
+    that read.
     """
 
     run: Run
@@ -254,6 +255,7 @@ class RunView:
     actions: tuple[Action, ...] = ()
     mail: tuple[Mail, ...] = ()
     now: datetime = NEVER
+    unread: int = 0
 
 
 def diagram() -> str:

@@ -628,8 +628,10 @@ class PgDesk:
     async def show(self, run_id: str) -> RunView | None:
         """Return a run with everything that hangs on it."""
         async with self._database.connection() as connection:
-            row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=self._database.now(), after=0)
-        return None if row is None else view_of(row)
+            rows = await sql.load_run.rows(
+                connection, run_id=run_id, claim_token=None, now=self._database.now(), after=0, late=False
+            )
+        return view_of(rows) if rows else None
 
 
 class _Refused(Exception):

@@ -162,9 +162,9 @@ class PgMaintenance:
     async def _close_calls(self, connection: "Connection", run_id: str) -> None:
         """Give every open call its result, as the last pass would have: a follow-up needs one for each."""
         now = self._database.now()
-        row = await sql.load_run.row(connection, run_id=run_id, claim_token=None, now=now, after=0)
+        rows = await sql.load_run.rows(connection, run_id=run_id, claim_token=None, now=now, after=0, late=False)
         try:
-            view = view_of(row) if row is not None else None
+            view = view_of(rows) if rows else None
             closing = unanswered(view) if view is not None else []
         except Exception:
             # What took its processes down may be its own rows; it has to end all the same.

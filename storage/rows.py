@@ -1,8 +1,9 @@
 """Rows to core's records and back; the only place that knows how a column is encoded.
 
 Runs, suspensions and actions arrive as PostgreSQL's own JSON of the row, so that a column added by the next release
-changes no prepared statement; messages arrive as parallel arrays. The failure it can cause: a text that PostgreSQL
-cannot store (NUL, lone surrogates) would lose a move, so free texts are cleaned here, and bodies are ASCII JSON.
+changes no prepared statement; messages arrive as rows and go as parallel arrays. The failure it can cause: a text
+that PostgreSQL cannot store (NUL, lone surrogates) would lose a move, so free texts are cleaned here, and bodies are
+ASCII JSON.
 """
 
 import json
@@ -10,13 +11,14 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from operator import attrgetter
+from typing import Any, cast
 
 import asyncpg
 import orjson
 
 from core.approvals import canonical
-from core.conversation import CallKey, StoredMessage, decode_body, encode_body
+from core.conversation import CallKey, StoredMessage, Unread, decode_body, encode_body
 from core.ports import Batch, TraceEntry
 from core.run import (
     Action,
@@ -32,6 +34,7 @@ from core.run import (
 )
 from core.tools import Approval, Limits, Scope, User
 
+_place = attrgetter("seq")
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
 
@@ -192,18 +195,28 @@ def trace_of(row: dict[str, Any]) -> TraceEntry:
     return TraceEntry(row["kind"], _stored(row["body"]), row["ms"], None if spend is None else usd(spend))
 
 
-def view_of(record: asyncpg.Record, kept: Sequence[StoredMessage] = ()) -> RunView:
-    """Return the view of a row of load_run; *kept*: the messages that it was told to leave out."""
-    answers = zip(record["answers_seqs"] or (), record["answers_positions"] or (), strict=True)
-    keys = [None if seq is None else CallKey(seq, position) for seq, position in answers]
-    told = zip(record["seqs"] or (), record["bodies"] or (), record["raws"] or (), keys, strict=True)
+def view_of(rows: Sequence[asyncpg.Record], kept: Sequence[StoredMessage] = ()) -> RunView:
+    """Return the view of the rows of load_run; *kept*: the messages that it was told to leave out."""
+    messages = list(kept)
+    rest: Any = None
+    for seq, body, raw, answers_seq, answers_position in rows:
+        if seq is None:
+            rest = orjson.loads(body)
+        else:
+            answers = None if answers_seq is None else CallKey(answers_seq, answers_position)
+            messages.append(StoredMessage(seq, decode_body(body, raw), answers))
+    unread: int = rest["unread"]
+    if unread:
+        messages += [cast("StoredMessage", Unread(seq)) for seq in range(unread)]
+    messages.sort(key=_place)
     return RunView(
-        run=run_of(parsed(record["run"])),
-        messages=[*kept, *(StoredMessage(seq, decode_body(body, raw), key) for seq, body, raw, key in told)],
-        suspensions=tuple(suspension_of(row) for row in parsed(record["suspensions"])),
-        actions=tuple(action_of(row) for row in parsed(record["actions"])),
-        mail=tuple(Mail(row["id"], row["text"], row["user_id"]) for row in parsed(record["mail"])),
-        now=record["now"],
+        run=run_of(rest["run"]),
+        messages=messages,
+        suspensions=tuple(suspension_of(row) for row in rest["suspensions"]),
+        actions=tuple(action_of(row) for row in rest["actions"]),
+        mail=tuple(Mail(row["id"], row["text"], row["user_id"]) for row in rest["mail"]),
+        now=datetime.fromisoformat(rest["now"]),
+        unread=unread,
     )
 
 

@@ -80,22 +80,25 @@ class PgWorkerStore:
             rows = await sql.list_runs_to_be_alone.rows(connection, room=limit)
         return [row["id"] for row in rows]
 
-    async def load(self, fence: Fence) -> RunView:
-        """Read everything that the next act depends on, as of one moment, incl. the database's clock."""
+    async def load(self, fence: Fence, *, late: bool = False) -> RunView:
+        """Read everything that the next act depends on, as of one moment, incl. the database's clock; *late*: except
+        what comes before an approved call, where PostgreSQL finds every message as it was encoded."""
         kept = list(self._kept.of(fence.run_id))  # as it is now: a late answer may lengthen it meanwhile
         async with self._database.connection() as connection:
-            row = await sql.load_run.row(
+            rows = await sql.load_run.rows(
                 connection,
                 run_id=fence.run_id,
                 claim_token=fence.claim_token,
                 now=self._database.now(),
                 after=len(kept),
+                late=late and not kept,
             )
-        if row is None:
+        if not rows:
             self._kept.drop(fence.run_id)
             raise ClaimLost(fence.run_id)
-        view = view_of(row, kept)
-        self._kept.read(fence.run_id, view.messages)
+        view = view_of(rows, kept)
+        if not view.unread:
+            self._kept.read(fence.run_id, view.messages)
         return view
 
     async def release(self, fence: Fence) -> None:

@@ -24,8 +24,9 @@ returning to_json(runs) as run;
 -- name: append_results(run_id, seqs, bodies, answers_seqs, answers_positions, now)
 -- The reaper closes the open calls of a run that it fails: nobody holds its claim, and its row is locked.
 with said as (
-    insert into messages (run_id, seq, role, body, answers_seq, answers_position, created_at)
-    select $1, m.seq, 'tool', m.body, m.answers_seq, m.answers_position, coalesce($6::timestamptz, now())
+    insert into messages (run_id, seq, role, body, answers_seq, answers_position, created_at, body_hash)
+    select $1, m.seq, 'tool', m.body, m.answers_seq, m.answers_position, coalesce($6::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from unnest($2::integer[], $3::text[], $4::integer[], $5::integer[]) as m (seq, body, answers_seq, answers_position)
 )
 update runs set next_seq = next_seq + cardinality($2::integer[]) where id = $1

@@ -111,9 +111,10 @@ with lettered as (
     from lettered left join room on true
     returning *
 ), said as (
-    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at, body_hash)
     select started.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position,
-           coalesce($23::timestamptz, now())
+           coalesce($23::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from started, unnest($16::integer[], $17::text[], $18::text[], $19::bytea[], $20::integer[], $21::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), kept as (

@@ -1,24 +1,44 @@
--- name: load_run(run_id, claim_token, now, after)
--- Everything the next act depends on, as one snapshot, but the first $4 messages; with $2 only while that claim holds. No row: no such run, or
--- the claim is lost. The conversation comes as parallel arrays, which decode fastest at a thousand messages.
-select to_json(r) as run, m.seqs, m.bodies, m.raws, m.answers_seqs, m.answers_positions,
+-- name: load_run(run_id, claim_token, now, after, late)
+-- Everything the next act depends on, as one snapshot, but the first $4 messages; with $2 only while that claim holds.
+-- A row for each message, in no order, and one without a seq, whose body is all the rest as one JSON object: rows are
+-- sent as they are read, while an array of them is copied anew as it grows. No row: no such run, or the claim is lost.
+-- With $5, of a long conversation whose last turn has an approved call the messages before that turn stay unread
+-- ("unread" of them), if every one is there and still what its writer encoded.
+with held as (
+    select * from runs r where r.id = $1 and ($2::uuid is null or (r.claim_token = $2 and r.state = 'running'))
+), approved as (
+    select s.call_seq as seq
+    from held r join suspensions s on s.run_id = r.id
+    where $5::boolean and s.status = 'approved' and s.call_seq >= 16
+      and case when not exists (select from messages m
+                                where m.run_id = r.id and m.seq > s.call_seq
+                                  and (m.role <> 'tool' or (m.answers_seq, m.answers_position) = (s.call_seq, s.call_position)))
+               then r.next_seq = (select count(*) from messages m
+                                  where m.run_id = r.id and m.body_hash = hashtextextended(m.body, 1)) end
+    limit 1
+)
+select null::integer as seq, json_build_object(
+       'run', to_json(r),
+       'unread', coalesce((select seq from approved), 0),
+       'suspensions',
        (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.number), '[]')
         from (select s.*, array(select v.user_id from votes v where v.suspension_id = s.id order by v.at, v.user_id) as votes
-              from suspensions s where s.run_id = r.id) x) as suspensions,
+              from suspensions s where s.run_id = r.id) x),
+       'actions',
        (select coalesce(json_agg(x order by x.call_seq, x.call_position, x.intended_at), '[]')
         from (select a.*, extract(epoch from coalesce($3::timestamptz, now()) - a.intended_at) as intended_age_s
-              from actions a where a.run_id = r.id) x) as actions,
+              from actions a where a.run_id = r.id) x),
+       'mail',
        (select coalesce(json_agg(x order by x.ts collate "C"), '[]')
-        from (select i.id, i.text, i.user_id, i.ts from inbox i where i.run_id = r.id and i.handled_at is null) x) as mail,
-       coalesce($3::timestamptz, now()) as now
-from runs r
-left join lateral (
-    select array_agg(o.seq) as seqs, array_agg(o.body) as bodies, array_agg(o.raw) as raws,
-           array_agg(o.answers_seq) as answers_seqs, array_agg(o.answers_position) as answers_positions
-    from (select seq, body, raw, answers_seq, answers_position from messages where run_id = $1 and seq >= $4::integer
-          order by seq) o
-) m on true
-where r.id = $1 and ($2::uuid is null or (r.claim_token = $2 and r.state = 'running'));
+        from (select i.id, i.text, i.user_id, i.ts from inbox i where i.run_id = r.id and i.handled_at is null) x),
+       'now', coalesce($3::timestamptz, now())
+       )::text as body, null::bytea as raw, null::integer as answers_seq, null::integer as answers_position
+from held r
+union all
+select seq, body, raw, answers_seq, answers_position
+from messages
+where run_id = $1 and seq >= coalesce((select seq from approved), $4::integer)
+  and exists (select from held);
 
 -- name: read_run(run_id)
 select to_json(runs) as run from runs where id = $1;

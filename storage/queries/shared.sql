@@ -37,8 +37,9 @@ with wanted as (
       and r.elapsed_ms = coalesce(w.after_ms, r.elapsed_ms)
     returning r.id, r.news, w.place::integer - 1 as place
 ), said as (
-    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($27::timestamptz, now())
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at, body_hash)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($27::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from unnest($14::text::integer[], $15::text::integer[], $16::text::text[], $17::text[], $18::bytea[],
                 $19::text::integer[], $20::text::integer[])
              as m (place, seq, role, body, raw, answers_seq, answers_position)

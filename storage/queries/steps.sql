@@ -29,8 +29,9 @@ with moved as (
       and not ($25::boolean and stop_requested is not null)
     returning id, news
 ), said as (
-    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now())
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at, body_hash)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
@@ -71,8 +72,9 @@ with moved as (
       and not exists (select from inbox i where i.run_id = $1 and i.handled_at is null and i.id <> all($14::bigint[]))
     returning id, channel_id, thread_ts, next_seq
 ), said as (
-    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now())
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at, body_hash)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($26::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
@@ -134,8 +136,9 @@ with moved as (
                       and a.arguments_digest = $26 and a.state = 'succeeded')
     returning id, news
 ), said as (
-    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($33::timestamptz, now())
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at, body_hash)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($33::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (
@@ -185,8 +188,9 @@ with moved as (
           where a.run_id = $1 and a.state in ('intended', 'unknown'))
     returning id, news, channel_id, thread_ts, user_id
 ), said as (
-    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at)
-    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($33::timestamptz, now())
+    insert into messages (run_id, seq, role, body, raw, answers_seq, answers_position, created_at, body_hash)
+    select moved.id, m.seq, m.role, m.body, m.raw, m.answers_seq, m.answers_position, coalesce($33::timestamptz, now()),
+           hashtextextended(m.body, 1)
     from moved, unnest($4::integer[], $5::text[], $6::text[], $7::bytea[], $8::integer[], $9::integer[])
         as m (seq, role, body, raw, answers_seq, answers_position)
 ), traced as (

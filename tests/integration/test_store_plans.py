@@ -90,7 +90,7 @@ async def plans(world: World, fence: Fence, *, done: bool = False) -> dict[str, 
         "answer_run": (*who, *columns, 0, "{}", None),
         "intend_action": (*who, *columns, *key),
         "conclude_calls": (*who, *columns, [1], [0], ["d"], ["succeeded"], [None], [], [], [], [], None),
-        "load_run": (*who, None, 0),
+        "load_run": (*who, None, 0, True),
         "explain_conflict": who,
         "claim_runs": (world.worker_id, 8, 16, "", None),
     }

@@ -102,7 +102,7 @@ async def test_a_hundred_thousand_suspended_runs_are_in_nobodys_way(world: World
         ask.id,
     )
     claim = await _plan(world, sql.claim_runs, world.worker_id, 5, 16, "", None)
-    load = await _plan(world, sql.load_run, run_id, None, None, 0)
+    load = await _plan(world, sql.load_run, run_id, None, None, 0, True)
     expire = await _plan(world, sql.list_runs_with_expired, 50, None)
     lock = await _plan(world, sql.lock_suspension, ask.id, None)
     for plan in (claim, load, expire, lock):

@@ -324,7 +324,7 @@ class MemoryStore:
         """None."""
         return []
 
-    async def load(self, fence: Fence) -> RunView:
+    async def load(self, fence: Fence, *, late: bool = False) -> RunView:
         """Return the rows."""
         await self._around("load")
         if self.view.run.claim_token != fence.claim_token or self.view.run.state is not RunState.RUNNING:
