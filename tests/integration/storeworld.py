@@ -273,6 +273,7 @@ class World:
                 waiting = await self.value(
                     "select count(*) from pg_stat_activity"
                     " where datname = current_database() and wait_event_type = 'Lock'"
+                    " and backend_type = 'client backend'"
                 )
                 if waiting == number:
                     return

@@ -183,6 +183,7 @@ async def claimed_without_waiting(world: World) -> list[str]:
                 waiting = await world.value(
                     "select count(*) from pg_stat_activity"
                     " where datname = current_database() and wait_event_type = 'Lock'"
+                    " and backend_type = 'client backend'"
                 )
                 assert waiting == 0, "the claim waits for somebody else's row"
                 await asyncio.sleep(0.005)

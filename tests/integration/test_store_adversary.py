@@ -93,8 +93,11 @@ async def test_a_database_that_takes_no_writes_acks_nothing_and_heals(tmp_path: 
         card = await shop.card(waiting)
         await cluster.execute("alter system set default_transaction_read_only = on")
         await cluster.execute("select pg_reload_conf()")
-        found = await wait_until(lambda: _says_ready(bot), "/readyz says no")
-        assert "read" in str(found)
+
+        async def says_why() -> bool:
+            return "read" in str(await _says_ready(bot))
+
+        await wait_until(says_why, "/readyz says that it takes no writes")
         late = await shop.ask("@Atlas pay the rent")
         click = await (await shop.click(card, "approve")).settled()
         assert click.state == "failed"
