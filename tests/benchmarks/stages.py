@@ -1,8 +1,9 @@
-"""Where the time of a resumption goes: ``python tests/benchmarks/stages.py [MESSAGES]``.
+"""Where the time of a resumption goes: ``python tests/benchmarks/stages.py [MESSAGES] [elsewhere]``.
 
 Prints, as medians in milliseconds since the click, when each statement went out and came back between the engine's
-``decide`` and the first line of the tool: the gaps are Python's. Decides: nothing. The failure it can cause: it wraps
-the driver's own call, which costs a few microseconds a statement.
+``decide`` and the first line of the tool: the gaps are Python's. *elsewhere*: another process than the one that
+suspended. Decides: nothing. The failure it can cause: it wraps the driver's own call, which costs a few microseconds
+a statement.
 """
 
 import asyncio
@@ -79,19 +80,21 @@ async def main() -> None:
     messages = int(sys.argv[1]) if len(sys.argv) > 1 else 10
     stages = Stages()
     async with started(1.0, None, print) as server:
-        await measured(server, messages, stages)
+        await measured(server, messages, stages, elsewhere="elsewhere" in sys.argv)
     stages.print()
 
 
-async def measured(server: Server, messages: int, stages: Stages) -> None:
+async def measured(server: Server, messages: int, stages: Stages, *, elsewhere: bool) -> None:
     """Resume RUNS runs that wait after *messages* messages, one after another."""
     async with server.database() as dsn:
         opened = await subject(dsn)
+        resuming = await subject(dsn) if elsewhere else opened
         runs = [(await length._suspended(opened, messages))[0] for _ in range(RUNS)]
         await vacuum(dsn)
         stages.watch()
-        await length._resumed(server, opened, runs)
+        await length._resumed(server, resuming, runs)
         await opened.close()
+        await resuming.close()
 
 
 if __name__ == "__main__":
