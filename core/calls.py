@@ -412,7 +412,7 @@ class Calls:
             try:
                 await holder.commit(batch, lambda b: holder.store.intend(holder.fence, b, action))
             except (NewsArrived, asyncio.CancelledError):
-                if intended or holder.landed(batch):
+                if not holder.unsure and (intended or holder.landed(batch)):
                     await self._never_began(action, in_doubt=in_doubt)
                 raise
             intended = True

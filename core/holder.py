@@ -2,8 +2,8 @@
 
 Decides: what goes into the next commit, and whether a commit whose answer was lost took place. Does not: choose acts.
 The failure it can cause: counting a lost commit as failed would append twice; so every batch moves elapsed_ms, which
-only the claim's holder writes, and a second read tells. A commit under way is never cut short by a shutdown: nobody
-would know what became of it.
+only the claim's holder writes, and a second read tells. A commit under way is not cut short by a shutdown; one that
+is not heard of in time is looked for and written again, and only one of the two counts.
 """
 
 import asyncio
@@ -31,8 +31,9 @@ log = logging.getLogger("atlas.holder")
 CHECK_TIMEOUT_S = 10.0
 # Before a card exists, what cannot be checked is retried this long (DESIGN section 5).
 PATIENCE_S = 60.0
-# At a shutdown, a commit under way may take this much longer.
+# At a shutdown, a commit under way may take this much longer; then it is looked for, and written again, for so long.
 COMMIT_GRACE_S = 3.0
+AGAIN_WITHIN_S = 5.0
 
 
 NOTHING = Decimal(0)
@@ -57,7 +58,7 @@ class Holder:
 
     *messages*: the conversation, of which the first *stored* are committed. Amounts in ``run`` are as committed.
     *owed*: amounts that the next commit carries. *stale*: the rows changed since they were read. *ended*: a move gave
-    the claim up. *unsure*: a step was cut short, and nobody knows what became of it. *draining*: nothing new may start.
+    the claim up. *unsure*: a shutdown did not learn in time what became of a commit. *draining*: nothing new may start.
     """
 
     def __init__(self, fence: Fence, store: WorkerStore, clock: Clock) -> None:
@@ -221,19 +222,34 @@ class Holder:
 
         Returns: what the write answered; None when it took place but its answer was lost. Raises: ClaimLost (also
         when the lost write ended the claim), NewsArrived (nothing written), CancelledError (after it is known what
-        became of the write: ``landed`` tells).
+        became of the write: ``landed`` tells; else ``unsure``).
         """
         writing = asyncio.ensure_future(self._write(batch, write, lost=lost))
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait({writing}, timeout=COMMIT_GRACE_S)
-            if not writing.done():
-                writing.cancel()
-                await asyncio.wait({writing}, timeout=COMMIT_GRACE_S)
-            if writing.done() and not writing.cancelled() and (error := writing.exception()) is not None:
-                log.info("run %s: at shutdown, a commit did not take place: %s", self.fence.run_id, error)
+            if not await self._ends(writing, COMMIT_GRACE_S):
+                await self._write_again(batch, write)
             raise
+
+    async def _write_again(self, batch: Batch, write: Callable[[Batch], Awaitable[Any]]) -> None:
+        """Look for a commit that a shutdown gave up on, and write it again unless it is there.
+
+        The first may still arrive, before or after: both name the same active time before them, so one of them counts.
+        """
+        self.unsure = True
+        again = asyncio.ensure_future(self._write(batch, write, lost=True))
+        self.unsure = not await self._ends(again, AGAIN_WITHIN_S)
+
+    async def _ends(self, writing: "asyncio.Future[Any]", within_s: float) -> bool:
+        """Wait for a write at a shutdown; give it up after *within_s* seconds and say False."""
+        await asyncio.wait({writing}, timeout=within_s)
+        if not writing.done():
+            writing.cancel()
+            return False
+        if (error := writing.exception()) is not None:
+            log.info("run %s: at shutdown, a commit did not take place: %s", self.fence.run_id, error)
+        return True
 
     def landed(self, batch: Batch) -> bool:
         """Say whether *batch* was the last one that took place."""
@@ -273,7 +289,7 @@ class Holder:
         except StoreUnavailable:
             news = await self.commit(batch, lambda b: self.store.step(self.fence, b), lost=True)
         except asyncio.CancelledError:
-            self.unsure = True
+            await self._write_again(batch, lambda b: self.store.step(self.fence, b))
             raise
         else:
             self._committed(batch)
@@ -286,6 +302,8 @@ class Holder:
 
     def _committed(self, batch: Batch) -> None:
         assert self._view is not None
+        if self._landed is batch:
+            return  # a try that was given up on heard of it as well
         run = self._view.run
         self._mark = self.clock.monotonic()
         self.stored += len(batch.messages)

@@ -352,12 +352,12 @@ class Loop:
     async def _give_back(self) -> None:
         """Release the claim at a clean shutdown; a model call that was cut short is charged at its worst case.
 
-        Where nobody knows what became of the last step, this is a crash: writing it again might count it twice, and
-        releasing might forget it, so the run is left to be reaped.
+        Where the store said nothing of the last commit for all the time that a shutdown has, this is a crash: released,
+        the run would go on without what was perhaps not written, its cost included. So it is left to be reaped.
         """
         holder = self.holder
         if holder.unsure:
-            log.warning("run %s: its last step is unknown; left to be recovered", holder.fence.run_id)
+            log.warning("run %s: its last commit is unknown; left to be recovered", holder.fence.run_id)
             return
         try:
             async with asyncio.timeout(GIVE_BACK_WITHIN_S):

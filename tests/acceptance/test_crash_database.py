@@ -103,3 +103,46 @@ async def test_a_click_during_an_outage_fails_visibly_and_works_later(shop: Stac
     await shop.until(thread, "answered")
     assert [effect.requests for effect in shop.workshop.effects()] == [1]
     assert shop.whispers(thread) == []
+
+
+async def test_a_process_that_leaves_while_its_commit_waits_for_a_lock_gives_its_run_back(shop: Stack) -> None:
+    """SIGTERM while another session holds the run's row, for longer than a commit is waited for: no crash, no recovery;
+    the next process goes on, and nothing was said or paid for twice."""
+    gate = asyncio.Event()
+
+    async def think(messages: list[Json]) -> Json:
+        await gate.wait()
+        return script(call(("look", {"what": "rent"})), say("Looked."))(messages)
+
+    async def waiting() -> int:
+        found = "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+        return int(await shop.value(found))
+
+    shop.workshop.think = think
+    leaving = await shop.serve()
+    thread = await shop.ask("@Atlas look")
+    await shop.workshop.thinking()
+    other = await asyncpg.connect(shop.dsn)
+    try:
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute("select from runs where thread_ts = $1 for update", thread.ts)
+        gate.set()
+        await wait_until(waiting, "the step waits for the lock")
+        leaving.process.terminate()
+
+        async def written_again() -> bool:
+            return await waiting() == 2
+
+        await wait_until(written_again, "it was given up on, and is written again")
+        await transaction.rollback()
+    finally:
+        await other.close()
+    assert await leaving.ended() == 0
+    run = await shop.run(thread)
+    assert (run["claim_token"], run["step"], run["crashes"], run["charge_due"]) == (None, 1, 0, False)
+    await shop.serve()
+    run = await shop.until(thread, "answered")
+    assert (run["step"], run["crashes"], run["recovery_attempts"]) == (2, 0, 0)
+    assert "reaped" not in await shop.trace(run)
+    assert (len(shop.workshop.asked), len(await shop.results(run))) == (2, 1)

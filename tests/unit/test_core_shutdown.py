@@ -14,13 +14,20 @@ from typing import Any
 import pytest
 
 from core import Approval, DidNotHappen, Happened
+from core import holder as holder_module
+from core import landing as landing_module
+from core.conversation import Message
 from core.errors import ClaimLost, NewsArrived, StoreUnavailable
-from core.run import ActionState, RunState, SuspensionStatus
+from core.holder import Holder
+from core.landing import Landing
+from core.ports import Batch, Fence
+from core.run import ActionState, RunState, RunView, SuspensionStatus
 from core.worker import Worker
 from tests.unit.coreworld import (
     FENCE,
     PATIENCE_S,
     Deed,
+    MemoryStore,
     World,
     a_suspension,
     asked,
@@ -323,6 +330,153 @@ async def test_draining_starts_nothing_new_and_keeps_what_is_done() -> None:
     loops.append(made.loop())
     await asyncio.wait_for(loops[0].run(), PATIENCE_S)
     assert (made.deed.effects, len(made.results()), made.run.claim_token) == (1, 1, None)
+
+
+# ---- a store of which nothing is heard -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up on a commit, and on the second try of it, at once."""
+    monkeypatch.setattr(landing_module, "CUT_AFTER_S", 0.02)
+    monkeypatch.setattr(holder_module, "COMMIT_GRACE_S", 0.02)
+    monkeypatch.setattr(holder_module, "AGAIN_WITHIN_S", 0.1)
+
+
+async def left_by_a_shutdown(made: World, move: str, *, tries: int, landed: bool, skip: int = 0) -> None:
+    """Work until *move*'s first *tries* say nothing (having taken place, if *landed*), and shut down during the first.
+
+    *skip*: so many of them go well before that.
+    """
+    silent, seen = asyncio.Event(), 0
+
+    async def hush(name: str) -> None:
+        nonlocal seen
+        if name == move:
+            seen += 1
+            if skip < seen <= skip + tries:
+                silent.set()
+                await asyncio.Event().wait()
+
+    setattr(made.store, "after" if landed else "before", hush)
+    task = asyncio.create_task(made.go())
+    await asyncio.wait_for(silent.wait(), PATIENCE_S)
+    task.cancel()
+    await asyncio.wait_for(asyncio.wait({task}), PATIENCE_S)
+    assert task.cancelled()
+
+
+COMMITS = ("step", "intend", "conclude", "suspend", "answer")
+
+
+def until(move: str) -> World:
+    """Return a run that comes to *move*."""
+    lines = [says("Done.")] if move == "answer" else [says("", call()), says("Done.")]
+    return world(*lines, deed=Deed(execute={"ok": True}, policy=ASK if move == "suspend" else None))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("landed", [True, False])
+@pytest.mark.parametrize("move", COMMITS)
+async def test_a_shutdown_looks_for_a_commit_it_heard_nothing_of_and_writes_what_is_missing(
+    move: str, landed: bool
+) -> None:
+    """The run is given back, with that commit once, whole, and every amount once; then it goes on to its end."""
+    made = until(move)
+    await left_by_a_shutdown(made, move, tries=1, landed=landed)
+    assert made.run.claim_token is None
+    assert made.store.moves.count(move) == 1
+    assert [a.state for a in made.store.view.actions if move == "intend"] == [ActionState.FAILED] * (move == "intend")
+    await to_the_end(made)
+    assert [a.state for a in made.store.view.actions] == [ActionState.SUCCEEDED] * (move != "answer")
+    turns = 1 if move == "answer" else 2
+    assert (made.run.step, made.run.spend_usd, made.deed.effects) == (turns, turns * Decimal("0.01"), turns - 1)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("move", COMMITS)
+async def test_a_run_of_whose_commit_nothing_is_heard_in_time_is_left_as_it_is(move: str) -> None:
+    """Neither released nor written to by halves, such as a result without its action's outcome."""
+    made = until(move)
+    await left_by_a_shutdown(made, move, tries=100, landed=False)
+    assert (made.run.claim_token, made.store.released) == (FENCE.claim_token, 0)
+    assert made.store.moves == {"intend": ["step"], "conclude": ["step", "intend"], "suspend": ["step"]}.get(move, [])
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_intention_made_anew_of_which_nothing_is_heard_is_not_taken_back() -> None:
+    """Whether its first or its second commit stands is not known, so it cannot be said how it ended."""
+    made = world(says("", call()))
+
+    async def crawl(name: str) -> None:
+        made.clock.now += 5 * (name == "intend")
+
+    made.store.after = crawl
+    await left_by_a_shutdown(made, "intend", tries=100, landed=False, skip=1)
+    assert (made.store.moves, made.run.claim_token) == (["step", "intend"], FENCE.claim_token)
+    assert [a.state for a in made.store.view.actions] == [ActionState.INTENDED]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("landed", [True, False])
+async def test_a_crash_is_charged_once_though_its_charge_was_cut_short(landed: bool) -> None:
+    """What is written again is that very commit: it says that the crash is paid for."""
+    made = world(says("Done."), run={"charge_due": True})
+    await left_by_a_shutdown(made, "step", tries=1, landed=landed)
+    assert (made.run.claim_token, made.run.charge_due, made.run.spend_usd) == (None, False, Decimal("0.01"))
+
+
+class Twice(MemoryStore):
+    """The first try of a step fails; the second takes place and is heard of late, like what is read meanwhile."""
+
+    tries = 0
+    reads = 0
+
+    def __init__(self, view: RunView) -> None:
+        super().__init__(view)
+        self.heard: Landing[int] = Landing()
+        self.read: asyncio.Future[None] = asyncio.Future()
+        self.reading = asyncio.Event()
+        self.written = asyncio.Event()
+
+    async def step(self, fence: Fence, batch: Batch) -> int:
+        self.tries += 1
+        if self.tries == 1:
+            raise StoreUnavailable("connection lost")
+        await super().step(fence, batch)
+        self.written.set()
+        return await self.heard.seen()
+
+    async def load(self, fence: Fence) -> RunView:
+        self.reads += 1
+        if self.reads == 3:
+            self.reading.set()
+            await self.read
+        return await super().load(fence)
+
+
+async def test_a_commit_that_both_tries_hear_of_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else less than nothing would be owed, and the next commit would take it back."""
+    monkeypatch.setattr(holder_module, "COMMIT_GRACE_S", 0.02)
+    made = world()
+    store = Twice(made.store.view)
+    holder = Holder(FENCE, store, made.clock)
+    await holder.reload()
+    holder.append(Message(role="assistant", text="Hi."))
+    holder.owe(steps=1, spend_usd=Decimal("0.01"))
+    stepping = asyncio.create_task(holder.step(holder.batch()))
+    await asyncio.wait_for(store.written.wait(), PATIENCE_S)
+    stepping.cancel()
+    await asyncio.wait_for(store.reading.wait(), PATIENCE_S)
+    store.read.set_result(None)
+    store.heard.set_result(0)
+    await asyncio.wait_for(asyncio.wait({stepping}), PATIENCE_S)
+    assert (store.tries, holder.uncommitted, holder.unsure) == (2, False, False)
+    assert (holder.run.step, holder.run.spend_usd, holder.run.elapsed_ms) == (
+        1,
+        Decimal("0.01"),
+        store.view.run.elapsed_ms,
+    )
 
 
 # ---- the worker ------------------------------------------------------------------------------------------------------
