@@ -118,7 +118,7 @@ class Weather:
         until = asyncio.get_running_loop().time() + seconds
         first = list(self.kinds)
         self.chance.shuffle(first)
-        while asyncio.get_running_loop().time() < until:
+        while first or asyncio.get_running_loop().time() < until:
             kind = first.pop() if first else self.chance.choices(self.kinds, [often for often, _, _ in self.kinds])[0]
             await kind[2]()
             self.counts[kind[1]] += 1
