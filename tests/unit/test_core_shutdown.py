@@ -447,12 +447,12 @@ class Twice(MemoryStore):
         self.written.set()
         return await self.heard.seen()
 
-    async def load(self, fence: Fence) -> RunView:
+    async def load(self, fence: Fence, *, late: bool = False) -> RunView:
         self.reads += 1
         if self.reads == 3:
             self.reading.set()
             await self.read
-        return await super().load(fence)
+        return await super().load(fence, late=late)
 
 
 async def test_a_commit_that_both_tries_hear_of_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
