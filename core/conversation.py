@@ -192,7 +192,7 @@ NESTING_LIMIT = 200
 
 def unkeepable(message: Message) -> str | None:
     """Return why a message of somebody's model cannot come back equal from its stored text; None: it can."""
-    if all(_swift(call.arguments) for call in message.calls):
+    if all(map(_as_declared, message.calls)):
         return None
     try:
         body = encode_body(message)
@@ -203,6 +203,14 @@ def unkeepable(message: Message) -> str | None:
         return str(error) or type(error).__name__
     plain = all(_plain(call.arguments) for call in message.calls)
     return None if plain and back == body else "its arguments are not plain JSON values"
+
+
+def _as_declared(call: ToolCall) -> bool:
+    """Say whether a call is what its fields declare, in values that orjson keeps: whoever made it may not have had it
+    validated, and what its body says would then not decode."""
+    texts = (call.id, call.tool) if call.malformed is None else (call.id, call.tool, call.malformed)
+    kinds = all(type(text) is str for text in texts)
+    return kinds and type(call.arguments) is dict and _swift(call.arguments)
 
 
 def sizeof(message: Message) -> int:

@@ -141,6 +141,17 @@ async def test_a_message_that_does_not_decode_ends_its_run_before_any_effect(wor
     assert (other.deed.effects, await world.state(fine)) == (1, "answered")
 
 
+async def test_what_would_not_decode_is_never_among_what_may_stay_unread(world: World) -> None:
+    """A hash proves that a body is what was encoded; that it decodes is seen before it is stored."""
+    resumed = Resumed(world)
+    unchecked: dict[str, Any] = {"id": None, "tool": "look", "arguments": {}}
+    resumed.model.lines.insert(0, says("", ToolCall.model_construct(**unchecked)))
+    fence = await world.started()
+    await resumed.loop(fence, world.worker).run()
+    assert await world.state(fence.run_id) == "halted"
+    assert await world.value("select count(*) from messages where run_id = $1", fence.run_id) == 1
+
+
 READ_WHOLE = {
     "written by an earlier release": "update messages set body_hash = null where run_id = $1 and seq = 3",
     "a hash that another PostgreSQL computed": "update messages set body_hash = body_hash + 1 where run_id = $1",

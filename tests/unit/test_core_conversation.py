@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from core.conversation import (
     NESTING_LIMIT,
@@ -77,6 +78,20 @@ def test_what_would_not_come_back_equal_is_told_before_it_is_stored(arguments: d
     """A model object of somebody's own may hold anything; what cannot be kept is named, not stored changed."""
     message = Message(role="assistant", text="", calls=(ToolCall(id="a", tool="t", arguments=arguments),))
     assert why in str(unkeepable(message))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"id": None}, {"id": 5}, {"tool": None}, {"malformed": 4}, {"arguments": [1]}, {"arguments": None}],
+    ids=str,
+)
+def test_a_call_that_nobody_validated_is_told_before_it_is_stored(wrong: dict[str, Any]) -> None:
+    """It would encode, and its body would not decode: its run could never be read again."""
+    fields: dict[str, Any] = {"id": "a", "tool": "t", "arguments": {}, "malformed": None} | wrong
+    message = Message(role="assistant", text="", calls=(ToolCall.model_construct(**fields),))
+    with pytest.raises(ValidationError):
+        decode_body(encode_body(message), None)
+    assert "1 validation error" in str(unkeepable(message))
 
 
 @pytest.mark.parametrize(("depth", "kept"), [(NESTING_LIMIT - 2, True), (NESTING_LIMIT + 5, False), (100_000, False)])
