@@ -6,10 +6,13 @@ transaction-scoped advisory lock (so it works behind a transaction pooler) and f
 
 It never goes back, and runs no statement that cannot run in a transaction (`create index concurrently`).
 The failure it can cause: a file that locks a large table holds up every replica for as long as it runs. Not one that
-stops on the way (a paused machine, a stopped process): PostgreSQL ends its session, and with it its locks.
+stops on the way (a paused machine, a stopped process): PostgreSQL ends its session, and with it its locks. Nor one that
+waits for a table (a backup reads it for an hour): it gives way and tries again, as long as it takes.
 """
 
+import asyncio
 import hashlib
+import logging
 import re
 from dataclasses import dataclass
 from importlib.resources import files
@@ -28,7 +31,12 @@ if TYPE_CHECKING:
 OLDEST_POSTGRES = 14
 # PostgreSQL waits this long for the next statement of whoever migrates.
 STALLED_S = 60
+# Everybody else who wants a table waits behind a migration that waits for it: this long, then it lets them pass.
+GIVE_WAY_S = 1
+TRY_AGAIN_S = 10.0
 _LOCK = 0x41544C4153  # "ATLAS"
+log = logging.getLogger("atlas.migrate")
+
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 
 _LEDGER = """
@@ -138,9 +146,16 @@ async def migrate(dsn: str, *, migrations: tuple[Migration, ...] | None = None) 
                 [f"PostgreSQL {version.major} is too old. Atlas needs {OLDEST_POSTGRES} or newer at DATABASE_URL."]
             )
         applied: list[Migration] = []
-        while (migration := await _apply_next(connection, known)) is not None:
+        while True:
+            try:
+                migration = await _apply_next(connection, known)
+            except asyncpg.LockNotAvailableError as error:
+                log.warning("a migration waits for somebody else's transaction, and tries again: %s", error)
+                await asyncio.sleep(TRY_AGAIN_S)
+                continue
+            if migration is None:
+                return tuple(applied)
             applied.append(migration)
-        return tuple(applied)
     except (OSError, asyncpg.PostgresConnectionError, asyncpg.InterfaceError) as error:
         raise StoreUnavailable(f"the connection to PostgreSQL broke: {error}") from error
     finally:
@@ -182,6 +197,7 @@ async def _apply_next(connection: "Connection", known: tuple[Migration, ...]) ->
             await connection.execute(f"set local idle_in_transaction_session_timeout = '{STALLED_S}s'")
             await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
             await connection.execute(_LEDGER)
+            await connection.execute(f"set local lock_timeout = '{GIVE_WAY_S}s'")
             lacking = await pending(connection, migrations=known)
             database = await schema_version(connection)
             if database > len(known):
@@ -197,7 +213,7 @@ async def _apply_next(connection: "Connection", known: tuple[Migration, ...]) ->
                 migration.checksum,
             )
             return migration
-    except asyncpg.PostgresConnectionError:
+    except (asyncpg.PostgresConnectionError, asyncpg.LockNotAvailableError):
         raise
     except asyncpg.PostgresError as error:
         if migration is None:

@@ -12,6 +12,7 @@ import asyncpg
 import pytest
 
 from core.errors import InvariantBroken, StoreUnavailable
+from storage import migrate as migrating
 from storage.migrate import (
     Migration,
     MigrationFailed,
@@ -161,6 +162,31 @@ async def test_a_process_that_stops_while_it_migrates_holds_nobody_up(empty_data
         stopped.kill()
         await stopped.wait()
         await connection.close()
+
+
+async def test_a_migration_that_waits_for_a_table_lets_everybody_else_pass(
+    empty_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup reads the table for an hour; whoever writes to it meanwhile must not wait behind the migration."""
+    monkeypatch.setattr(migrating, "TRY_AGAIN_S", 0.05)
+    await migrate(empty_database, migrations=(FIRST,))
+    backup, running, looking = [await connect(empty_database) for _ in range(3)]
+    await backup.execute("begin; select from one")
+    waiting = asyncio.create_task(migrate(empty_database, migrations=(FIRST, SECOND)))
+    try:
+        async with asyncio.timeout(60):
+            while not await looking.fetchval(
+                "select count(*) from pg_locks where relation = 'one'::regclass and not granted"
+            ):
+                assert not waiting.done()
+                await asyncio.sleep(0.01)
+            await running.execute("insert into one (id) values (1)")
+            await backup.execute("commit")
+            assert await waiting == (SECOND,)
+    finally:
+        waiting.cancel()
+        for connection in (backup, running, looking):
+            await connection.close()
 
 
 _MIGRATES_SOON_STALLED = """
