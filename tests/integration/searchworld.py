@@ -34,7 +34,8 @@ from core.approvals import Person
 from core.errors import ClaimLost, CouldNotCheck, NewsArrived, StoreUnavailable
 from core.loop import Loop
 from core.ports import Fence
-from core.run import MOVES, RunState
+from core.run import MOVES, RunState, RunView
+from storage.worker_store import PgWorkerStore
 from tests.chaos.boundary import moves_of
 from tests.integration.storeworld import World
 from tests.unit.coreworld import Nothing, People, assert_valid
@@ -129,6 +130,21 @@ class Process:
     alone: bool = False
     beats: bool = True
     dead: bool = False
+
+
+class Elsewhere(PgWorkerStore):
+    """The store of a process that has never seen the run. *left*: takes "read later" when a load left messages out."""
+
+    def __init__(self, world: World, left: set[str]) -> None:
+        super().__init__(world.pool, now=world.time)
+        self._left = left
+
+    async def load(self, fence: Fence, *, late: bool = False) -> RunView:
+        """As ever."""
+        view = await super().load(fence, late=late)
+        if view.unread:
+            self._left.add("read later")
+        return view
 
 
 class Slowly:

@@ -251,6 +251,18 @@ async def test_a_crash_that_is_not_charged_yet_reads_the_whole_conversation_firs
     assert (resumed.deed.effects, await world.state(run_id)) == (1, "answered")
 
 
+async def test_the_last_pass_of_a_lost_run_reads_the_whole_conversation_first(world: World) -> None:
+    """It gives every call of the conversation its end, and acts on nothing."""
+    resumed, elsewhere = Resumed(world), Elsewhere(world)
+    run_id = await resumed.suspended()
+    fence = await resumed.press()
+    await world.pool.execute("update runs set recovery_attempts = 3 where id = $1", run_id)
+    await resumed.loop(fence, elsewhere).run()
+    assert elsewhere.unread == [EARLIER, 0]
+    assert resumed.deed.effects == 0
+    assert await world.value("select fail_reason from runs where id = $1", run_id) == "recovery_exhausted"
+
+
 def test_every_way_to_write_a_message_says_what_it_was() -> None:
     """Each statement that adds messages writes the hash with the one number of the encoding."""
     statements = [
