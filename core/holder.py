@@ -31,7 +31,8 @@ log = logging.getLogger("atlas.holder")
 CHECK_TIMEOUT_S = 10.0
 # Before a card exists, what cannot be checked is retried this long (DESIGN section 5).
 PATIENCE_S = 60.0
-# At a shutdown, a commit under way may take this much longer; then it is looked for, and written again, for so long.
+# At a shutdown, a commit under way, or a release, may take this much longer; then it is looked for, and written again,
+# over another connection, for so long.
 COMMIT_GRACE_S = 3.0
 AGAIN_WITHIN_S = 5.0
 
@@ -220,36 +221,65 @@ class Holder:
 
         *lost*: it was written once, and that answer is lost already.
 
-        Returns: what the write answered; None when it took place but its answer was lost. Raises: ClaimLost (also
-        when the lost write ended the claim), NewsArrived (nothing written), CancelledError (after it is known what
-        became of the write: ``landed`` tells; else ``unsure``).
+        Returns: what the write answered; None when it took place but its answer was lost, and, told to leave already,
+        when nothing was heard in time (``unsure``). Raises: ClaimLost (also when the lost write ended the claim),
+        NewsArrived (nothing written), CancelledError (after it is known what became of the write: ``landed`` tells;
+        else ``unsure``).
         """
         writing = asyncio.ensure_future(self._write(batch, write, lost=lost))
+        task = asyncio.current_task()
         try:
-            return await asyncio.shield(writing)
+            if task is None or not task.cancelling():
+                return await asyncio.shield(writing)
+            # Told to leave already, and nobody will tell it again: this commit, too, has only its time.
+            await asyncio.sleep(0)  # where a cancellation that has yet to be delivered is
         except asyncio.CancelledError:
-            if not await self._ends(writing, COMMIT_GRACE_S):
-                await self._write_again(batch, write)
+            await self._seen_through(writing, batch, write)
             raise
+        ended = await self._seen_through(writing, batch, write)
+        return None if ended is None else ended.result()
 
-    async def _write_again(self, batch: Batch, write: Callable[[Batch], Awaitable[Any]]) -> None:
-        """Look for a commit that a shutdown gave up on, and write it again unless it is there.
+    async def _seen_through(
+        self, writing: "asyncio.Future[T | None] | None", batch: Batch, write: Callable[[Batch], Awaitable[T]]
+    ) -> "asyncio.Future[T | None] | None":
+        """Wait at a shutdown for a commit; look for one that was given up on (None), and write it again unless it is
+        there.
 
         The first may still arrive, before or after: both name the same active time before them, so one of them counts.
+
+        Returns: the try that ended; None: nothing was heard, and the run is ``unsure``.
         """
         self.unsure = True
-        again = asyncio.ensure_future(self._write(batch, write, lost=True))
-        self.unsure = not await self._ends(again, AGAIN_WITHIN_S)
+        if writing is None or not await self._ends(writing, COMMIT_GRACE_S):
+            writing = asyncio.ensure_future(self._write(batch, write, lost=True))
+            if not await self._ends(writing, AGAIN_WITHIN_S):
+                return None
+        self.unsure = False
+        return writing
 
     async def _ends(self, writing: "asyncio.Future[Any]", within_s: float) -> bool:
         """Wait for a write at a shutdown; give it up after *within_s* seconds and say False."""
         await asyncio.wait({writing}, timeout=within_s)
         if not writing.done():
             writing.cancel()
+            writing.add_done_callback(self._ended_late)
             return False
         if (error := writing.exception()) is not None:
-            log.info("run %s: at shutdown, a commit did not take place: %s", self.fence.run_id, error)
+            log.info("run %s: at shutdown, no word that a write took place: %s", self.fence.run_id, error)
         return True
+
+    def _ended_late(self, writing: "asyncio.Future[Any]") -> None:
+        """Take note of a try that was given up on: by now another one counts, or the run was left as it is."""
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            log.info("run %s: a commit that was given up on ended: %s", self.fence.run_id, error)
+
+    async def release(self) -> bool:
+        """Give the claim back at a shutdown; False: the store did not say that it is."""
+        for within_s in (COMMIT_GRACE_S, AGAIN_WITHIN_S):
+            releasing = asyncio.ensure_future(self.store.release(self.fence))
+            if await self._ends(releasing, within_s) and releasing.exception() is None:
+                return True
+        return False
 
     def landed(self, batch: Batch) -> bool:
         """Say whether *batch* was the last one that took place."""
@@ -261,24 +291,27 @@ class Holder:
             if lost:
                 await self.clock.sleep(delay)
                 delay = min(delay * 2, 2.0)
-                if (await self._read()).run.elapsed_ms > self.run.elapsed_ms:
-                    self._committed(batch)
-                    self.stale = True
+                if await self._there(batch):
                     return None
             try:
                 answer = await write(batch)
             except (InvariantBroken, NewsArrived):
                 # An earlier try whose answer was lost may have landed after the read that missed it, before the news.
-                if not lost or (await self._read()).run.elapsed_ms <= self.run.elapsed_ms:
+                if not lost or not await self._there(batch):
                     raise
-                self._committed(batch)
-                self.stale = True
                 return None
             except StoreUnavailable:
                 lost = True
             else:
                 self._committed(batch)
                 return answer
+
+    async def _there(self, batch: Batch) -> bool:
+        """Say whether *batch* took place: the rows say so, or a try that was given up on heard of it meanwhile."""
+        if (await self._read()).run.elapsed_ms > self.run.elapsed_ms:
+            self._committed(batch)
+            self.stale = True
+        return self.landed(batch)
 
     async def step(self, batch: Batch) -> None:
         """Append *batch* in one commit; news makes the view stale. Raises: as ``commit``."""
@@ -289,7 +322,7 @@ class Holder:
         except StoreUnavailable:
             news = await self.commit(batch, lambda b: self.store.step(self.fence, b), lost=True)
         except asyncio.CancelledError:
-            await self._write_again(batch, lambda b: self.store.step(self.fence, b))
+            await self._seen_through(None, batch, lambda b: self.store.step(self.fence, b))
             raise
         else:
             self._committed(batch)

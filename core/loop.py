@@ -18,7 +18,7 @@ from core.agent import Agent
 from core.budget import MOST_OUTPUT_TOKENS, Allowance, allow, money, worst_case
 from core.calls import Calls
 from core.conversation import CallKey, Message, Model, ModelReply, error_text, sizeof, unkeepable
-from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, StoreUnavailable, words_of
+from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, words_of
 from core.foreign import asked
 from core.holder import Holder
 from core.next_act import (
@@ -53,7 +53,6 @@ REPLY_LIMIT = 4_000_000
 NOT_EXECUTED_BUDGET = "not_executed_budget"
 # Reaped more often than this many recoveries: one last, model-free pass.
 RECOVERIES = 2
-GIVE_BACK_WITHIN_S = 5.0
 
 
 class Loop:
@@ -356,18 +355,17 @@ class Loop:
         the run would go on without what was perhaps not written, its cost included. So it is left to be reaped.
         """
         holder = self.holder
+        if self._assumed is not None and not holder.unsure:
+            holder.owe(spend_usd=self._assume(self._assumed))
+            self._assumed = None
+        try:
+            if holder.loaded and holder.uncommitted and not holder.unsure:
+                await holder.commit(holder.batch(), lambda b: holder.store.step(holder.fence, b))
+        except ClaimLost:
+            return
         if holder.unsure:
             log.warning("run %s: its last commit is unknown; left to be recovered", holder.fence.run_id)
-            return
-        try:
-            async with asyncio.timeout(GIVE_BACK_WITHIN_S):
-                if self._assumed is not None:
-                    holder.owe(spend_usd=self._assume(self._assumed))
-                    self._assumed = None
-                if holder.loaded and holder.uncommitted:
-                    await holder.step(holder.batch())
-                await holder.store.release(holder.fence)
-        except (ClaimLost, StoreUnavailable, TimeoutError):
+        elif not await holder.release():
             log.info("run %s: not released, its lease will lapse", holder.fence.run_id)
 
     async def _defect(self, error: Exception) -> None:

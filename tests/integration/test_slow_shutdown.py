@@ -37,6 +37,8 @@ from tests.unit.coreworld import Deed, People, Read, Write, call, says, scope_of
 LINES = (says("", call("look")), says("", call("send")), says("Done."))
 # The commits that a shutdown may find under way.
 MOVES = ("step", "intend", "conclude", "suspend", "answer")
+# And those that it makes itself: the charge of a model call that it cuts short, and the release.
+PARTING = ("charge", "release")
 NEXT_PROCESS = "11111111-1111-4111-8111-111111111111"
 WAITING = (
     "select pid, query_start from pg_stat_activity"
@@ -68,7 +70,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Life:
     """A run that looks something up, sends something and answers, and the model that leads it.
 
-    *move*: just before the first commit of this kind, *trouble* begins. Where it is "suspend", the sending is approved.
+    *move*: just before the first commit of this kind, *trouble* begins. Where it is "suspend", the sending is approved;
+    where it is one of a shutdown's own, the model does not answer its first call.
     """
 
     world: World
@@ -76,10 +79,12 @@ class Life:
     move: str
     trouble: Callable[[], Awaitable[None]]
     heard: int = 0
+    thinking: asyncio.Event = field(default_factory=asyncio.Event)
     sent: Deed = field(init=False)
     tools: list[Tool[Any]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.parting = self.move in PARTING
         policy = Approval(by="requester") if self.move == "suspend" else None
         self.sent = Deed(
             guard=self._at("intend", None), policy=self._at("suspend", policy), execute=self._at("conclude", "sent")
@@ -102,6 +107,11 @@ class Life:
         """Say what comes next in this conversation."""
         self.heard += 1
         turn = sum(message.role == "assistant" for message in messages)
+        if self.move == "charge":
+            await self._perhaps("charge")
+        if self.parting and self.heard == 1:
+            self.thinking.set()
+            await asyncio.Event().wait()
         await self._perhaps(("step", "", "answer")[turn])
         return LINES[turn]
 
@@ -139,8 +149,9 @@ class Life:
         await working
         row = await self.row()
         assert (row["crashes"], row["recovery_attempts"], row["charge_due"]) == (0, 0, False)
-        assert (row["step"], row["tool_calls"], row["spend_usd"]) == (3, 2, Decimal("0.03"))
-        assert (self.heard, self.sent.effects) == (3, 1)
+        calls = 3 + self.parting
+        assert (row["step"], row["tool_calls"], row["spend_usd"]) == (3, 2, calls * Decimal("0.01"))
+        assert (self.heard, self.sent.effects) == (calls, 1)
         said = await self.world.pool.fetch("select role from messages where run_id = $1 order by seq", row["id"])
         assert [each["role"] for each in said] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
         actions = await self.world.pool.fetch("select state from actions where run_id = $1", row["id"])
@@ -215,6 +226,34 @@ async def test_a_commit_whose_connection_is_cut_while_the_process_leaves_is_writ
     await life.goes_on()
 
 
+async def test_a_model_call_cut_short_is_charged_and_its_run_given_back_over_a_slow_database(world: World) -> None:
+    """Most runs wait for their model when SIGTERM comes: what that call may have cost is a commit like the others."""
+    fence = await world.started()
+    async with locked(world, fence) as lock:
+        life = Life(world, fence, "charge", lock)
+        process = life.process(world.worker, world.worker_id)
+        process.adopt(fence)
+        await life.thinking.wait()
+        leaving = asyncio.create_task(process.drain())
+        first = await waiting(world)
+        await waiting(world, besides=first)
+        assert not leaving.done()
+    async with asyncio.timeout(DEADLINE_S):
+        await leaving
+    await life.goes_on()
+
+
+class Parting(PgWorkerStore):
+    """*trouble*: begins just before the first release, if it is said."""
+
+    trouble: Callable[[], Awaitable[None]] = staticmethod(nothing)
+
+    async def release(self, fence: Fence) -> None:
+        trouble, self.trouble = self.trouble, nothing
+        await trouble()
+        await super().release(fence)
+
+
 @dataclass
 class Silenced:
     """What one end of a wire says. Once the wire is *armed*, the next of it waits, and all that follows it."""
@@ -257,7 +296,7 @@ async def test_a_commit_that_nothing_is_heard_of_is_given_back_and_counts_once_w
         dsn = cluster.dsn("atlas")
         await migrate(dsn)
         async with asyncpg.create_pool(dsn, min_size=1) as seeing:
-            for of, move in product(("statement", "answer"), MOVES):
+            for of, move in product(("statement", "answer"), (*MOVES, *PARTING)):
                 wire = Silence(cluster.port, of)
                 await wire.start()
                 pool = await open_pool(wire.leading(dsn), size=4)
@@ -271,21 +310,25 @@ async def test_a_commit_that_nothing_is_heard_of_is_given_back_and_counts_once_w
 
 
 async def _silenced(world: World, pool: "asyncpg.Pool[asyncpg.Record]", wire: Silence, move: str) -> None:
-    store = PgWorkerStore(pool, now=world.time)
+    store = Parting(pool, now=world.time)
     # A run without trouble: every statement is prepared on the one connection that there is, and is one message.
-    before = Life(world, await world.started(), move, nothing)
+    before = Life(world, await world.started(), "" if move in PARTING else move, nothing)
     process = before.process(store, world.worker_id)
     process.adopt(before.fence)
     await process.until_idle()
+    await lending_of(pool).let_go()  # else the pool opens a second connection for this
     silent = await pool.fetchval("select pg_backend_pid()")
-    life = Life(world, await world.started(), move, wire.arm)
+    if move == "release":
+        store.trouble = wire.arm
+    life = Life(world, await world.started(), move, wire.arm if move != "release" else nothing)
     process = life.process(store, world.worker_id)
     process.adopt(life.fence)
     async with asyncio.timeout(DEADLINE_S):
-        await wire.kept.wait()
-        ran = await world.value(LAST_RUN, silent)
+        await (life.thinking if life.parting else wire.kept).wait()
         await process.drain()
+        assert wire.kept.is_set()
         rows = await world.everything()
+        ran = await world.value(LAST_RUN, silent)
         wire.let_go.set()
         while wire.of == "statement" and await world.value(LAST_RUN, silent) == ran:
             await asyncio.sleep(0.01)

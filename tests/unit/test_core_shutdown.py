@@ -5,6 +5,7 @@ nothing that was spent is forgotten, and no row says what is not so.
 """
 
 import asyncio
+import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -424,6 +425,103 @@ async def test_a_crash_is_charged_once_though_its_charge_was_cut_short(landed: b
     made = world(says("Done."), run={"charge_due": True})
     await left_by_a_shutdown(made, "step", tries=1, landed=landed)
     assert (made.run.claim_token, made.run.charge_due, made.run.spend_usd) == (None, False, Decimal("0.01"))
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize("cut", ["effect", "intend"])
+async def test_what_is_recorded_because_of_a_shutdown_has_no_more_time_than_the_rest(cut: str, heard: bool) -> None:
+    """An effect cut short, an intention taken back: their record comes after the one cancellation that there is, and
+    a store of which nothing is heard must not keep the process for ever."""
+    reached, tries = asyncio.Event(), 0
+
+    async def wait_for_ever(_: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async def hush(name: str) -> None:
+        nonlocal tries
+        if name == "conclude":
+            tries += 1
+            if tries == 1 or not heard:
+                await asyncio.Event().wait()
+
+    async def cut_intention(name: str) -> None:
+        if name == "intend":
+            reached.set()
+            await asyncio.sleep(0)
+
+    made = world(says("", call()), says("Done."), deed=Deed(execute=wait_for_ever if cut == "effect" else {"ok": True}))
+    made.store.before = hush
+    made.store.after = cut_intention if cut == "intend" else None
+    task = asyncio.create_task(made.go())
+    await asyncio.wait_for(reached.wait(), PATIENCE_S)
+    task.cancel()
+    await asyncio.wait({task}, timeout=PATIENCE_S)
+    assert task.cancelled()
+    recorded = ActionState.UNKNOWN if cut == "effect" else ActionState.FAILED
+    assert [a.state for a in made.store.view.actions] == [recorded if heard else ActionState.INTENDED]
+    assert made.run.claim_token == (None if heard else FENCE.claim_token)
+    assert tries == 2
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_release_of_which_nothing_is_heard_is_made_once_more() -> None:
+    """One connection that says nothing must not turn a clean leave into a crash."""
+    asked_of, tries = asyncio.Event(), 0
+
+    async def think(_: Any) -> Any:
+        asked_of.set()
+        await asyncio.Event().wait()
+
+    async def hush(name: str) -> None:
+        nonlocal tries
+        if name == "release":
+            tries += 1
+            if tries == 1:
+                await asyncio.Event().wait()
+
+    made = world(think)
+    made.store.before = hush
+    task = asyncio.create_task(made.go())
+    await asyncio.wait_for(asked_of.wait(), PATIENCE_S)
+    task.cancel()
+    await asyncio.wait({task}, timeout=PATIENCE_S)
+    assert (made.run.claim_token, made.store.released, made.run.spend_usd) == (None, 1, Decimal("0.01"))
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_try_that_was_given_up_on_raises_into_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    """Its own end comes late, perhaps as an error: that is said where runs are spoken of, not by the event loop."""
+    made, silent, ended = world(says("Done.")), asyncio.Event(), asyncio.Event()
+    late: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: late.append(context))
+
+    async def clings(name: str) -> None:
+        if name == "answer" and not silent.is_set():
+            silent.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await released.wait()
+                ended.set()
+                raise ClaimLost("late") from None
+
+    released = asyncio.Event()
+    made.store.before = clings
+    task = asyncio.create_task(made.go())
+    await asyncio.wait_for(silent.wait(), PATIENCE_S)
+    task.cancel()
+    await asyncio.wait({task}, timeout=PATIENCE_S)
+    with caplog.at_level("INFO", "atlas.holder"):
+        released.set()
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    del task
+    gc.collect()
+    assert late == []
+    assert "given up on" in caplog.text
 
 
 class Twice(MemoryStore):
