@@ -9,6 +9,7 @@ third of the lease, which is asserted at start; and a process that may be taken 
 import asyncio
 import logging
 import math
+from collections import deque
 from typing import Protocol
 
 from core.errors import Misconfigured, StoreUnavailable
@@ -21,6 +22,9 @@ BEAT_EVERY_S = 1.0
 BEATS_BEFORE_JUDGING = 3
 # Everybody was away then, and a process on a busy machine needs longer than three beats of another to be back.
 BEATS_AFTER_AN_OUTAGE = 10
+# Where a database comes and goes nobody may have it for so long: with this many beats within a lease, in a row or not,
+# whoever was silent for all of it is gone.
+BEATS_IN_A_LEASE = 20
 # Others may take a process whose session lock is free for dead this long after its last beat (storage.maintenance).
 BELIEVED_ALIVE_S = 4.0
 
@@ -47,9 +51,11 @@ class Heartbeat:
             raise Misconfigured([f"ATLAS_LEASE_S={lease_s:g} is below {3 * BEAT_EVERY_S:g} s, three beats: raise it"])
         self.pulse = pulse
         self.clock = clock
+        self.lease_s = lease_s
         self.streak = 0
         self._wanted = BEATS_BEFORE_JUDGING
         self._beat_at = -math.inf
+        self._beats: deque[float] = deque(maxlen=BEATS_IN_A_LEASE)
 
     @property
     def believed(self) -> bool:
@@ -58,20 +64,32 @@ class Heartbeat:
 
     @property
     def may_judge(self) -> bool:
-        """Say whether this process has had the database for three beats; after an outage, for ten."""
-        return self.streak >= self._wanted
+        """Say whether this process has had the database for three beats; after an outage, or a pause, for ten."""
+        return self.believed and self.streak >= self._wanted
+
+    @property
+    def may_judge_leases(self) -> bool:
+        """Say whether a lapsed lease may be believed: also of a database that comes and goes."""
+        often = len(self._beats) == BEATS_IN_A_LEASE and self.clock.monotonic() - self._beats[0] < self.lease_s
+        return self.may_judge or (self.believed and often)
 
     async def beat(self) -> None:
         """Beat once. Raises: StoreUnavailable."""
         sent_at = self.clock.monotonic()  # it counts from when it was sent: this process may be stopped meanwhile
+        if self._beats and not self.believed:
+            self._missed()  # it stood still, perhaps with its whole host: others had no chance to beat, either
         try:
             await self.pulse.beat()
         except StoreUnavailable:
-            self._wanted = BEATS_AFTER_AN_OUTAGE
-            self.streak = 0
+            self._missed()
             raise
         self.streak += 1
         self._beat_at = sent_at
+        self._beats.append(sent_at)
+
+    def _missed(self) -> None:
+        self.streak = 0
+        self._wanted = BEATS_AFTER_AN_OUTAGE
 
     async def run(self) -> None:
         """Beat every second until cancelled."""

@@ -47,7 +47,7 @@ class ReapOrphans:
     async def run_once(self, *, quick: bool = False) -> Report:
         """Reap until nothing is left; nothing at all while this process cannot judge."""
         reaped: list[str] = []
-        while self.heartbeat.may_judge:
+        while self.heartbeat.may_judge if quick else self.heartbeat.may_judge_leases:
             batch = await self.orphans.reap(lease_s=self.lease_s, quick=quick, limit=BATCH)
             reaped += batch
             if len(batch) < BATCH:

@@ -131,7 +131,7 @@ async def suspended_beside_active(server: Server) -> None:
 class Judge:
     """A heartbeat that may judge: this process has had the database for long enough."""
 
-    may_judge = True
+    may_judge = may_judge_leases = True
 
 
 async def orphans(server: Server) -> None:

@@ -351,10 +351,10 @@ class Life:
         """Take back what dead processes held."""
         reaped: list[str] = []
         await self.heartbeat.beat()
-        while not self.heartbeat.may_judge:  # a beat was lost with its connection
-            await self.heartbeat.beat()
         until = time.monotonic() + LOCK_GONE_S
         while True:
+            while not self.heartbeat.may_judge:  # a beat was lost with its connection, or is long ago by now
+                await self.heartbeat.beat()
             reaped += (await self.reaper.run_once(quick=quick)).reaped
             left = await self.pool.fetchval(
                 "select count(*) from runs where claimed_by is not null and claimed_by <> $1", self.worker_id

@@ -78,6 +78,58 @@ async def test_leases_are_judged_only_after_three_beats_in_a_row() -> None:
     assert len((await reap.run_once()).reaped) == 5
 
 
+async def test_a_database_that_comes_and_goes_leaves_no_dead_process_its_runs() -> None:
+    """It fails every tenth beat, so that nobody has had it for ten in a row: whoever was silent for a whole lease of
+    such beats is dead. After an outage for most of the lease nobody is, the others had no chance to beat."""
+    clock, pulse, orphans = Clock(), Pulse(), Orphans(1)
+    heartbeat = Heartbeat(pulse, clock, lease_s=90)
+    reap = ReapOrphans(orphans, heartbeat, lease_s=90)
+
+    async def beats(number: int) -> None:
+        for _ in range(number):
+            clock.seconds += 1
+            if pulse.away:
+                with pytest.raises(StoreUnavailable):
+                    await heartbeat.beat()
+            else:
+                await heartbeat.beat()
+
+    async def flap() -> None:
+        pulse.away = True
+        await beats(1)
+        pulse.away = False
+        await beats(9)
+
+    await flap()
+    assert (await reap.run_once()).reaped == ()
+    for _ in range(2):
+        await flap()
+    assert (await reap.run_once(quick=True)).reaped == ()
+    assert (await reap.run_once()).reaped == ("run1.0",)
+    pulse.away = True
+    await beats(75)
+    pulse.away = False
+    await beats(9)
+    assert ((await reap.run_once()).reaped, orphans.asked) == ((), 1)
+
+
+async def test_a_host_that_stood_still_judges_nobody_at_once() -> None:
+    """A machine that was paused with all that runs on it: everybody's last beat is old, and a job that is overdue may
+    come before the first beat."""
+    clock, orphans = Clock(), Orphans(1)
+    heartbeat = Heartbeat(Pulse(), clock, lease_s=90)
+    reap = ReapOrphans(orphans, heartbeat, lease_s=90)
+    for _ in range(30):
+        clock.seconds += 1
+        await heartbeat.beat()
+    clock.seconds += 100
+    for _ in range(BEATS_AFTER_AN_OUTAGE):
+        assert (await reap.run_once()).reaped == (await reap.run_once(quick=True)).reaped == ()
+        clock.seconds += 1
+        await heartbeat.beat()
+    assert (await reap.run_once()).reaped == ("run1.0",)
+
+
 async def test_a_process_whose_beats_fail_is_soon_not_believed_alive() -> None:
     """Every claim of a process that is taken for dead is taken back as a crash of its run."""
     clock, pulse = Clock(), Pulse()
