@@ -1,10 +1,13 @@
 """Races, proved: the moves wait for one row lock, seen in pg_stat_activity, and go on together. No sleeps, no luck.
 
-Each is tried in both orders; the lock's queue is first come, first served, so the order is the one stated.
+Each is tried in both orders; the lock's queue is first come, first served, so the order is the one stated. Where what
+matters is a commit that is under way, the first move is stopped in it: everything is written, nothing is visible yet.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -12,9 +15,10 @@ import pytest
 
 from core.approvals import Refusal
 from core.errors import ClaimLost, Conflict, NewsArrived
-from core.ports import Batch, Decided, Fence
+from core.ports import Batch, Closing, Decided, Fence, OutboxRow
+from core.run import HaltReason
 from core.tools import Approval, Limits
-from tests.integration.storeworld import World, an_action, an_ask, clicker, result, world_on
+from tests.integration.storeworld import DEADLINE_S, World, _awaited, an_action, an_ask, clicker, result, world_on
 
 BOTH_ORDERS = pytest.mark.parametrize("reverse", [False, True], ids=["in order", "reversed"])
 
@@ -30,6 +34,31 @@ def _approve(world: World, ask: Any, user: str = "U1", **more: Any) -> Callable[
 
 def _decline(world: World, ask: Any) -> Callable[[], Awaitable[Decided]]:
     return lambda: world.desk.decide(ask.id, ask.token, ask.digest, clicker("U2"), approve=False)
+
+
+@asynccontextmanager
+async def _commits_held(world: World, table: str = "suspensions") -> AsyncIterator[None]:
+    """Stop whoever has written to *table* in the middle of its commit, for as long as the block lasts."""
+    await world.pool.execute(
+        "create function held() returns trigger language plpgsql as"
+        " $$ begin perform pg_advisory_xact_lock_shared(4711); return null; end $$;"
+        f" create constraint trigger held after insert or update on {table} deferrable initially deferred"
+        " for each row execute function held()"
+    )
+    async with asyncio.timeout(DEADLINE_S), world.pool.acquire() as holder, holder.transaction():
+        await holder.execute("select pg_advisory_xact_lock(4711)")
+        yield
+
+
+async def _in_commit(world: World, *moves: Callable[[], Awaitable[Any]], table: str = "suspensions") -> list[Any]:
+    """Begin *moves*, in this order: the first stops in its commit, the others wait for it. Let go; return what each
+    returned, or the error that it raised."""
+    tasks: list[asyncio.Future[Any]] = []
+    async with _commits_held(world, table):
+        for number, move in enumerate(moves, start=1):
+            tasks.append(asyncio.ensure_future(_awaited(move)))
+            await world._until_waiting(number)
+    return await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def test_of_many_racing_decisions_exactly_one_wins(world: World) -> None:
@@ -95,6 +124,112 @@ async def test_an_expiry_that_came_first_refuses_the_click(world: World) -> None
     assert (first.refusal, second.refusal) == (Refusal.EXPIRED, Refusal.EXPIRED)
     assert (await world.places())[f"notice:{ask.id}:expired"] == 1
     assert await world.value("select halts from runs where id = $1", run_id) == 1
+
+
+@BOTH_ORDERS
+async def test_a_click_and_an_expiry_that_is_being_committed(world: World, reverse: bool) -> None:
+    """Both were in time by the clock they read; whoever writes first counts, and the other is told so."""
+    run_id, (ask,) = await world.suspended()
+    opened = world.now
+
+    async def click() -> Decided:
+        world.now = opened
+        world.pass_time(1799)
+        return await _approve(world, ask)()
+
+    async def expire() -> Decided:
+        world.now = opened
+        world.pass_time(1801)
+        return await _approve(world, ask, "U2")()
+
+    async def sweep() -> int:
+        world.now = opened
+        world.pass_time(1801)
+        return await world.upkeep.expire_due()
+
+    if reverse:
+        swept, clicked = await _in_commit(world, sweep, click)
+        assert (swept, clicked.refusal) == (1, Refusal.EXPIRED)
+        assert (clicked.run.state, await world.state(run_id)) == ("halted", "halted")
+        assert (await world.places())[f"notice:{ask.id}:expired"] == 1
+        return
+    clicked, late = await _in_commit(world, click, expire)
+    assert (clicked.refusal, late.refusal) == (None, Refusal.DECIDED)
+    assert await world.upkeep.expire_due() == 0
+    assert await world.state(run_id) == "running"
+    assert f"notice:{ask.id}:expired" not in await world.places()
+
+
+async def test_a_click_before_the_suspension_is_committed_finds_nothing_and_the_next_one_counts(world: World) -> None:
+    """The suspension, its card and the end of the claim are written and not committed: no deliverer sees the card, and
+    whoever knew its token all the same is told that there is no such request, and waits for nothing."""
+    fence, (key,) = await world.asking()
+    ask = an_ask(fence.run_id, key)
+    async with _commits_held(world):
+        suspending = asyncio.ensure_future(world.worker.suspend(fence, Batch(), 0, [ask]))
+        await world._until_waiting(1)
+        assert [row.kind for row in await world.outbox.take(9, 30.0) if row.kind == "card"] == []
+        assert (await _approve(world, ask)()).refusal is Refusal.UNKNOWN
+        assert not suspending.done()
+    await suspending
+    assert [row.ref for row in await world.outbox.take(9, 30.0) if row.kind == "card"] == [ask.id]
+    decided = await _approve(world, ask, worker_id=world.worker_id)()
+    assert decided.claimed is not None
+    assert await world.state(fence.run_id) == "running"
+
+
+@BOTH_ORDERS
+async def test_a_click_while_its_run_commits_another_suspension_is_heard(world: World, reverse: bool) -> None:
+    """One card of the turn stands already; its click meets the commit that posts the second and ends the claim."""
+    fence, (first, second) = await world.asking("send", "send")
+    asks = [an_ask(fence.run_id, key) for key in (first, second)]
+    await world.worker.suspend(fence, Batch(), 0, asks[:1], stay_running=True)
+    moves: list[Callable[[], Awaitable[Any]]] = [
+        lambda: world.worker.suspend(fence, Batch(), 0, asks[1:]),
+        _approve(world, asks[0], worker_id=world.worker_id),
+    ]
+    outcomes = await _in_commit(world, *(reversed(moves) if reverse else moves))
+    suspended, clicked = reversed(outcomes) if reverse else outcomes
+    assert clicked.refusal is None
+    assert await world.state(fence.run_id) == "running"
+    if reverse:
+        assert isinstance(suspended, NewsArrived)
+        assert clicked.claimed is None
+        view = await world.worker.load(fence)
+        assert [(s.id, s.status) for s in view.suspensions] == [(asks[0].id, "approved")]
+    else:
+        assert suspended is None
+        view = await world.worker.load(clicked.claimed)
+        assert {s.id: s.status for s in view.suspensions} == {asks[0].id: "approved", asks[1].id: "open"}
+        with pytest.raises(ClaimLost):
+            await world.worker.load(fence)
+
+
+async def test_a_click_on_a_card_that_is_being_replaced_is_sent_to_the_new_one(world: World) -> None:
+    """The world changed; the commit that replaces the card by one with the difference meets a second click on it."""
+    fence, (old,) = await world.approved()
+    news = await world.value("select news from runs")
+    new = an_ask(fence.run_id, old.call, replaces=old.id)
+    replaced, clicked = await _in_commit(
+        world, lambda: world.worker.suspend(fence, Batch(), news, [new]), _approve(world, old, "U2")
+    )
+    assert (replaced, clicked.refusal) == (None, Refusal.REPLACED)
+    assert await world.state(fence.run_id) == "suspended"
+    assert (await _approve(world, new)()).refusal is None
+
+
+async def test_a_click_on_a_card_that_is_being_opened_again_has_to_be_made_again(world: World) -> None:
+    """Something could not be checked: the commit that opens the same card again meets a click with its old token."""
+    fence, (ask,) = await world.approved()
+    news = await world.value("select news from runs")
+    rearmed, clicked = await _in_commit(
+        world,
+        lambda: world.worker.rearm(fence, Batch(), news, ask.id, f"{fence.run_id}.again", "could not check"),
+        _approve(world, ask, "U2"),
+    )
+    assert (rearmed, clicked.refusal) == (True, Refusal.PRESS_AGAIN)
+    assert await world.state(fence.run_id) == "suspended"
+    assert (await _approve(world, replace(ask, token=f"{fence.run_id}.again"))()).refusal is None
 
 
 # What closes a card beside a click: the state of the suspension and of the run when it came first.
@@ -277,6 +412,61 @@ async def test_two_continues_of_one_halt_grant_once(world: World) -> None:
     assert first.run is not None
     assert second.run is None
     assert await world.value("select continuations from runs") == 1
+
+
+@BOTH_ORDERS
+async def test_an_old_continue_and_the_new_one_grant_once(world: World, reverse: bool) -> None:
+    """The card of the first halt, pressed in a stale window in the same moment as that of the second one."""
+    run_id = await world.halted()
+    first = await world.desk.continue_(run_id, 1, clicker(), Limits(), None, world.worker_id)
+    assert first.claimed is not None
+    await world.worker.halt(first.claimed, Batch(), HaltReason.BUDGET_STEPS, Closing())
+    granted = Limits(max_steps=20)
+    moves = [
+        lambda: world.desk.continue_(run_id, 1, clicker(), Limits(max_steps=99), None, world.worker_id),
+        lambda: world.desk.continue_(run_id, 2, clicker(), granted, None, world.worker_id),
+    ]
+    outcomes = await world.behind_lock(run_id, *(reversed(moves) if reverse else moves))
+    old, new = reversed(outcomes) if reverse else outcomes
+    assert old.run is None
+    assert new.claimed is not None
+    run = await world.pool.fetchrow("select continuations, max_steps, state, claim_token::text as token from runs")
+    assert run is not None
+    assert tuple(run) == (2, 20, "running", new.claimed.claim_token)
+
+
+@BOTH_ORDERS
+async def test_of_two_deliverers_of_one_card_the_late_one_does_not_count(world: World, reverse: bool) -> None:
+    """One reports version 3 just as its lease has ended and another takes the row to deliver version 4. Either it was
+    in time, and version 4 is owed still; or it learns that what it sent may stand over the newer one."""
+    _, (ask,) = await world.suspended()
+    place = f"card:{ask.id}"
+
+    async def take() -> list[OutboxRow]:
+        return [row for row in await world.outbox.take(9, 30.0) if row.place == place]
+
+    await world.pool.execute("update outbox set version = 3 where place = $1", place)
+    await world.pool.execute("update outbox set next_attempt_at = 'infinity' where place <> $1", place)
+    (late,) = await take()
+    await world.pool.execute("update outbox set version = 4 where place = $1", place)
+    world.pass_time(31)
+    if reverse:
+        async with _commits_held(world, "outbox"):
+            reporting = asyncio.ensure_future(world.outbox.delivered(late, 3, "C1", "1.1"))
+            await world._until_waiting(1)
+            assert await take() == []
+        assert await reporting
+        (newer,) = await take()
+    else:
+        taken, reported = await _in_commit(
+            world, take, lambda: world.outbox.delivered(late, 3, "C1", "1.1"), table="outbox"
+        )
+        assert not reported
+        (newer,) = taken
+    assert (newer.version, newer.delivered_version) == (4, 3 if reverse else 0)
+    assert await world.outbox.delivered(newer, 4, "C1", "1.1")
+    assert not await world.outbox.delivered(late, 3, "C1", "1.1")
+    assert await world.value("select delivered_version from outbox where place = $1", place) == 4
 
 
 async def test_two_drains_supersede_one_run_once(world: World) -> None:
