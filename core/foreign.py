@@ -13,6 +13,7 @@ from types import CoroutineType, coroutine
 from typing import Any, TypeVar
 
 from core.errors import AtlasError, words_of
+from core.leaving import heard, told_to_leave
 
 T = TypeVar("T")
 
@@ -33,25 +34,51 @@ async def asked(ask: Callable[[], Awaitable[T]], timeout_s: float) -> T:
     CancelledError only when this task is the one that was cancelled.
     """
     try:
-        try:
-            answer: Awaitable[T] = ask()
-            begun = answer if type(answer) is CoroutineType else _awaiting(answer)
-            # Most checks answer at once: they need no timer, which would cost more than they do.
-            awaited = begun.send(None)
-        except StopIteration as end:
-            value: T = end.value
-            return value
-        except (Exception, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            raise _cut_short(error) from error
-        async with asyncio.timeout(timeout_s):
-            return await _rest(begun, awaited)
+        answer: Awaitable[T] = ask()
+        begun = answer if type(answer) is CoroutineType else _awaiting(answer)
+        # Most checks answer at once: they need no timer, which would cost more than they do.
+        awaited = begun.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        raise _cancelled_within() from error
+    except Exception:
+        raise
+    except BaseException as error:
+        raise _cut_short(error) from error
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    limit = asyncio.timeout(timeout_s)
+    try:
+        async with limit:
+            value = await _rest(begun, awaited, limit)
+    except asyncio.CancelledError as error:
+        if told_to_leave():
             raise
-        raise CutShort("it was cancelled from within") from error
+        if limit.expired():
+            _forget_own(task, before)
+            raise TimeoutError from error
+        if task.cancelling() > before:
+            heard()
+            raise
+        raise _cancelled_within() from error
+    except BaseException:
+        _forget_own(task, before)
+        raise
+    _forget_own(task, before)
+    return value
+
+
+def _forget_own(task: "asyncio.Task[Any]", before: int) -> None:
+    """Take back what a task group of somebody else's code left on *task*: it would look like a shutdown for ever."""
+    while task.cancelling() > before and not told_to_leave():
+        task.uncancel()
+
+
+def _cancelled_within() -> CutShort:
+    return CutShort("it was cancelled from within")
 
 
 async def _awaiting(answer: Awaitable[T]) -> T:
@@ -65,12 +92,12 @@ def _cut_short(error: BaseException) -> CutShort:
 
 
 @coroutine
-def _rest(begun: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]:
+def _rest(begun: Coroutine[Any, Any, T], awaited: Any, limit: asyncio.Timeout) -> Generator[Any, Any, T]:
     """Go on with a coroutine that has *awaited* something, as if it had been awaited from the beginning.
 
-    Raises: the first CancelledError that it was given, when it has not ended LET_GO_S seconds later.
+    Raises: the first CancelledError by which it was told to end, when it has not ended LET_GO_S seconds later.
     """
-    leaving = _Leaving()
+    leaving = _Leaving(limit)
     try:
         while True:
             try:
@@ -99,9 +126,14 @@ def _rest(begun: Coroutine[Any, Any, T], awaited: Any) -> Generator[Any, Any, T]
 
 
 class _Leaving:
-    """How a coroutine takes its cancellation. *first*: the CancelledError that it was given first."""
+    """How a coroutine takes its cancellation: because *limit* is over, or this task was told to leave.
 
-    def __init__(self) -> None:
+    Any other is an affair of its own: a time limit within, a task group, somebody it waited for that was cancelled.
+    *first*: the CancelledError by which it was told.
+    """
+
+    def __init__(self, limit: asyncio.Timeout) -> None:
+        self._limit = limit
         self.first: BaseException = asyncio.CancelledError()
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
@@ -115,7 +147,7 @@ class _Leaving:
         if self._over:
             task.uncancel()  # this cancellation was ours alone
             return True
-        if self._timer is None:
+        if self._timer is None and (told_to_leave() or self._limit.expired()):
             self.first = thrown
             self._timer = asyncio.get_running_loop().call_later(LET_GO_S, self._time_is_up, task)
         return False

@@ -18,6 +18,7 @@ from core.agent import Agent
 from core.conversation import CallKey, Message, StoredMessage, edited_text
 from core.errors import CouldNotCheck, InvariantBroken, NewsArrived, StoreUnavailable, ToolFailed, words_of
 from core.foreign import asked
+from core.leaving import heard, told_to_leave
 from core.next_act import OpenCall
 from core.ports import Batch, Clock, Fence, TraceEntry, WorkerStore
 from core.run import Run, RunView
@@ -227,9 +228,8 @@ class Holder:
         else ``unsure``).
         """
         writing = asyncio.ensure_future(self._write(batch, write, lost=lost))
-        task = asyncio.current_task()
         try:
-            if task is None or not task.cancelling():
+            if not told_to_leave():
                 return await asyncio.shield(writing)
             # Told to leave already, and nobody will tell it again: this commit, too, has only its time.
             await asyncio.sleep(0)  # where a cancellation that has yet to be delivered is
@@ -249,6 +249,7 @@ class Holder:
 
         Returns: the try that ended; None: nothing was heard, and the run is ``unsure``.
         """
+        heard()
         self.unsure = True
         if writing is None or not await self._ends(writing, COMMIT_GRACE_S):
             writing = asyncio.ensure_future(self._write(batch, write, lost=True))

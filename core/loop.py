@@ -21,6 +21,7 @@ from core.conversation import CallKey, Message, Model, ModelReply, error_text, s
 from core.errors import ClaimLost, ModelError, ModelRefused, ModelUnavailable, NewsArrived, words_of
 from core.foreign import asked
 from core.holder import Holder
+from core.leaving import heard
 from core.next_act import (
     Act,
     Answer,
@@ -110,6 +111,7 @@ class Loop:
         except ClaimLost:
             log.info("run %s: its claim is lost; what was not stored is dropped", self.holder.fence.run_id)
         except asyncio.CancelledError:
+            heard()
             await self._give_back()
             raise
         except Exception as error:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from core.errors import ClaimLost, StoreUnavailable
+from core.leaving import tell_to_leave
 from core.loop import Loop
 from core.ports import Clock, Fence, WorkerStore
 
@@ -219,7 +220,7 @@ class Worker:
             tool = loop.calls.in_flight
             if tool is not None:
                 await asyncio.wait({task}, timeout=min(tool.timeout_s, EFFECT_GRACE_S))
-        task.cancel()
+        tell_to_leave(task)
         await asyncio.wait({task})
         if self._carried.pop(carried.fence.claim_token, None) is not None:
             # Cancelled before it began: nothing of it ran, so nothing of it gave the claim back.
