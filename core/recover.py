@@ -252,25 +252,25 @@ class Recover:
     async def _close(
         self, calls: tuple[OpenCall, ...], kind: str, words: str, patience_s: float
     ) -> tuple[list[Outcome], list[Settlement], str]:
-        """Give every open call its end; return outcomes, settlements, and words about what stays unknown."""
+        """Give every open call its end; return outcomes, settlements, and words about what stays unknown.
+
+        Everything is found out first: results that wait while a target is asked would be stored without their
+        outcomes by a shutdown that comes meanwhile.
+        """
+        found_out = {
+            call.key: (action, await self._found_of(call, action, patience_s))
+            for call in calls
+            if (action := open_action(self.holder.view, call.key)) is not None
+        }
         outcomes: list[Outcome] = []
         settled: list[Settlement] = []
         unknown: list[str] = []
         for call in calls:
-            action = open_action(self.holder.view, call.key)
-            if action is None:
+            if call.key not in found_out:
                 settled += self._close_untouched(call, kind, words)
                 continue
+            action, found = found_out[call.key]
             approval = next((s for s in self.holder.view.suspensions if s.id == action.suspension_id), None)
-            outcome = told_outcome(self.holder.view, action)
-            begun = OpenCall(call.key, call.call, action.arguments, "editor" if call.call.malformed else None)
-            prepared = ready(self.agent, begun)
-            found: Happened | DidNotHappen | str = "its tool cannot be asked"
-            if outcome is not None and outcome.status is not SuspensionStatus.OPEN:
-                happened = outcome.status is SuspensionStatus.HAPPENED
-                found = Happened(result=_confirmed_by(outcome)) if happened else DidNotHappen()
-            elif not isinstance(prepared, str) and _can_ask(prepared.tool):
-                found = await self._found_out(prepared, action, patience_s)
             where = (action.call, action.arguments_digest)
             if isinstance(found, Happened):
                 text = storable(found.result)
@@ -286,6 +286,18 @@ class Recover:
                 settled += [Settlement(approval.id, "unknown", found)] if approval else []
                 unknown.append(f"Whether {action.tool} happened is not known ({found}); look in the target system.")
         return outcomes, settled, " ".join(unknown)
+
+    async def _found_of(self, call: OpenCall, action: Action, patience_s: float) -> Happened | DidNotHappen | str:
+        """Return what a person said about an action, else what its target does, else why neither can tell."""
+        told = told_outcome(self.holder.view, action)
+        if told is not None and told.status is not SuspensionStatus.OPEN:
+            happened = told.status is SuspensionStatus.HAPPENED
+            return Happened(result=_confirmed_by(told)) if happened else DidNotHappen()
+        begun = OpenCall(call.key, call.call, action.arguments, "editor" if call.call.malformed else None)
+        prepared = ready(self.agent, begun)
+        if not isinstance(prepared, str) and _can_ask(prepared.tool):
+            return await self._found_out(prepared, action, patience_s)
+        return "its tool cannot be asked"
 
     def _close_untouched(self, call: OpenCall, kind: str, words: str) -> list[Settlement]:
         """Give a call that was never begun its end; an approved one's card must not say "running" for ever."""
