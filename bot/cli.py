@@ -271,6 +271,13 @@ def _at_least_one(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    """Read a port of the command line; argparse says what is wrong."""
+    if not text.isascii() or not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port, 0 to 65535")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="atlas",
@@ -292,7 +299,7 @@ def _parser() -> argparse.ArgumentParser:
     played = add("demo", demo, "a workspace in the browser, with no account anywhere", json_too=False)
     played.add_argument("--script", action="store_true", help="play the whole story without a person")
     played.add_argument("--no-browser", action="store_true", help="only print the address")
-    played.add_argument("--port", type=int, default=0, help="of the page (0: any free one)")
+    played.add_argument("--port", type=_port, default=0, help="of the page (0: any free one)")
     add("doctor", doctor, "check settings, tokens, Slack, database and agent")
     listed = add("runs", runs, "list runs, newest first")
     listed.add_argument("--limit", type=_at_least_one, default=20, help="how many at most (20)")

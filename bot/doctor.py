@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-from slack_sdk.errors import SlackApiError
 from slack_sdk.web.async_client import AsyncWebClient
 
 from bot.loading import load_agent, load_model
@@ -18,7 +16,16 @@ from bot.opening import database_report, known_calls, required_oauth_scopes
 from bot.people import SlackDirectory
 from bot.policies import examine_policies
 from bot.settings import Settings
-from bot.slack import CallFailed, identify, web_client, web_session
+from bot.slack import (
+    CALL_ERRORS,
+    CallFailed,
+    FailureKind,
+    identify,
+    read_failure,
+    unreachable,
+    web_client,
+    web_session,
+)
 from bot.wiring import SystemClock
 from core.agent import Agent
 from core.approvals import digest_of
@@ -82,22 +89,28 @@ async def _slack(settings: Settings) -> list[Finding]:
     findings: list[Finding] = []
     try:
         answer = await client.auth_test()
-    except SlackApiError as error:
-        fix = f"Slack refused SLACK_BOT_TOKEN: {error.response['error']}; reinstall the app and copy its bot token"
-        return [Finding("bot token", False, fix)]
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        return [Finding("bot token", False, f"Slack cannot be reached at {settings.slack_api_url}: {error}")]
+    except CALL_ERRORS as error:
+        fix = "Slack refused SLACK_BOT_TOKEN: {}; reinstall the app and copy its bot token"
+        return [_unanswered("bot token", settings, error, fix)]
     findings.append(Finding("bot token", True, f"{answer['user']} in {answer['team']}"))
     findings.append(_oauth_scopes(answer.headers))
     if settings.app_token:
         try:
             await client.apps_connections_open(app_token=settings.app_token)
             findings.append(Finding("app token", True, "Socket Mode opens"))
-        except SlackApiError as error:
-            fix = f"Slack refused SLACK_APP_TOKEN: {error.response['error']}; make one with connections:write"
-            findings.append(Finding("app token", False, fix))
+        except CALL_ERRORS as error:
+            fix = "Slack refused SLACK_APP_TOKEN: {}; make one with connections:write"
+            findings.append(_unanswered("app token", settings, error, fix))
     findings.append(await _alert_channel(client, settings))
     return findings
+
+
+def _unanswered(part: str, settings: Settings, error: Exception, refused: str) -> Finding:
+    """Tell a refusal of Slack's, which *refused* explains, from a Slack that was not there to be asked."""
+    failure = read_failure(error)
+    if failure.kind in (FailureKind.REFUSED, FailureKind.LOCKED_OUT):
+        return Finding(part, False, refused.format(failure.error))
+    return Finding(part, False, unreachable(settings.slack_api_url, failure))
 
 
 def _oauth_scopes(headers: Mapping[str, Any]) -> Finding:
@@ -116,8 +129,8 @@ async def _alert_channel(client: AsyncWebClient, settings: Settings) -> Finding:
         return Finding("alert channel", True, "none set: alerts are only logged (set ATLAS_ALERT_CHANNEL)")
     try:
         answer = await client.conversations_info(channel=channel)
-    except SlackApiError as error:
-        return Finding("alert channel", False, f"{channel}: {error.response['error']}; check ATLAS_ALERT_CHANNEL")
+    except CALL_ERRORS as error:
+        return _unanswered("alert channel", settings, error, channel + ": {}; check ATLAS_ALERT_CHANNEL")
     if not answer["channel"].get("is_member"):
         return Finding("alert channel", False, f"Atlas is not in {channel}: /invite @Atlas there")
     return Finding("alert channel", True, f"member of #{answer['channel'].get('name', channel)}")

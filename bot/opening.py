@@ -5,19 +5,20 @@ Decides: which database, and whether its schema lets this release run. Does not:
 something here lends it.
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from importlib import resources
 from typing import Any
 
+import asyncpg
 import yaml
 
 from bot.settings import Settings
 from core.agent import Agent
 from core.engine import Engine, Rules
-from core.errors import CouldNotCheck, Misconfigured, StoreUnavailable
+from core.errors import CouldNotCheck, InvariantBroken, Misconfigured, StoreUnavailable
 from core.ports import TraceEntry
 from core.run import Suspension
 from storage.database import open_pool
@@ -55,10 +56,12 @@ async def stores(settings: Settings, *, size: int = 10) -> AsyncIterator["Stores
     async with database(settings) as dsn:
         if settings.database_url is None:
             await apply_migrations(dsn)
-        pool = await open_pool(dsn, pooler=settings.behind_pooler, size=size)
+        with _refusal_named():
+            pool = await open_pool(dsn, pooler=settings.behind_pooler, size=size)
         try:
-            async with pool.acquire() as connection:
-                missing = await pending(connection)
+            with _refusal_named():
+                async with pool.acquire() as connection:
+                    missing = await pending(connection)
             if missing:
                 raise SchemaBehind(len(missing))
             hints = not settings.behind_pooler
@@ -73,6 +76,20 @@ async def stores(settings: Settings, *, size: int = 10) -> AsyncIterator["Stores
             )
         finally:
             pool.terminate()
+
+
+@contextmanager
+def _refusal_named() -> Iterator[None]:
+    """Say what to do about a database that knows us and lets us not in; once it works, the same would be a defect."""
+    try:
+        yield
+    except (InvariantBroken, asyncpg.PostgresError) as error:
+        refused = error.__cause__ if isinstance(error, InvariantBroken) else error
+        state = str(getattr(refused, "sqlstate", None) or "")
+        if not state.startswith("28") and state != "42501":  # invalid authorization; insufficient privilege
+            raise
+        fix = "check the user and the password in DATABASE_URL, and that this user owns what atlas migrate made"
+        raise Misconfigured([f"PostgreSQL refuses ({refused}); {fix}"]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +176,17 @@ async def database_report(settings: Settings) -> list[tuple[str, bool, str]]:
     """Return (part, ok, text) about the database and its schema."""
     try:
         async with database(settings) as dsn:
-            pool = await open_pool(dsn, pooler=settings.behind_pooler, size=1)
-            try:
-                async with pool.acquire() as connection:
-                    version = connection.get_server_version()
-                    missing = await pending(connection)
-            finally:
-                pool.terminate()
-    except (StoreUnavailable, Misconfigured) as error:
+            with _refusal_named():
+                pool = await open_pool(dsn, pooler=settings.behind_pooler, size=1)
+                try:
+                    async with pool.acquire() as connection:
+                        version = connection.get_server_version()
+                        missing = await pending(connection)
+                finally:
+                    pool.terminate()
+    except Misconfigured as error:
+        return [("database", False, problem) for problem in error.problems]
+    except StoreUnavailable as error:
         return [("database", False, f"{error}; check DATABASE_URL")]
     report = [("database", version.major >= 14, f"PostgreSQL {version.major}.{version.minor} (14 or newer is needed)")]
     text = f"{len(missing)} migrations are missing: run atlas migrate" if missing else "up to date"
@@ -181,14 +201,15 @@ async def known_calls(settings: Settings) -> dict[str, dict[str, Any]]:
     """Return the newest stored arguments of each tool that waits for somebody; empty when none can be read."""
     try:
         async with database(settings) as dsn:
-            pool = await open_pool(dsn, pooler=settings.behind_pooler, size=1)
-            try:
-                async with pool.acquire() as connection:
-                    if await pending(connection):
-                        return {}  # whoever only looks changes no schema
-                return {s.tool: s.arguments for s, _ in await PgDesk(pool).pending()}
-            finally:
-                pool.terminate()
+            with _refusal_named():
+                pool = await open_pool(dsn, pooler=settings.behind_pooler, size=1)
+                try:
+                    async with pool.acquire() as connection:
+                        if await pending(connection):
+                            return {}  # whoever only looks changes no schema
+                    return {s.tool: s.arguments for s, _ in await PgDesk(pool).pending()}
+                finally:
+                    pool.terminate()
     except (StoreUnavailable, Misconfigured):
         return {}
 

@@ -5,14 +5,17 @@ that is wrong at once. Does not: connect to anything (doctor does). The failure 
 later, elsewhere, would fail in the middle of a run; so nobody else reads the environment.
 """
 
+import io
 import logging
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 from dotenv import load_dotenv
+from dotenv.parser import parse_stream
 from platformdirs import user_data_path
 
 from core.errors import Misconfigured
@@ -21,6 +24,8 @@ log = logging.getLogger("atlas.settings")
 
 LONGEST_SUSPENSION_S = 1800.0
 DESK = "bot.desk:agent"
+_WORD = r"[^\W\d]\w*"
+_ENV_FILE = Path(".env")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +123,75 @@ class _Reader:
             return default
         return int(value)
 
+    def address(self, name: str, default: str = "") -> str:
+        value = self.text(name, default)
+        if value and not _is_address(value):
+            self.problems.append(f"{name}={value!r} must be http://host or https://host, with a path if it has one")
+        return value
+
+
+def _is_address(url: str) -> bool:
+    """Say whether requests could be sent to *url*."""
+    try:
+        parts = urlsplit(url)
+        port_fits = parts.port is None or parts.port > 0  # reading a port that is none raises
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_fits
+
+
+def _is_dsn(dsn: str) -> bool:
+    """Say whether *dsn* can be read at all; it may name several hosts, each with a port of its own."""
+    try:
+        parts = urlsplit(dsn)
+        asked = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
+    except ValueError:
+        return False
+    before, at, after = parts.netloc.partition("@")
+    hosts = (after if at else before).split(",")
+    ports = [host.rpartition("]")[2].partition(":")[2] for host in hosts] + ",".join(asked.get("port", [])).split(",")
+    fits = all(not port or (port.isdecimal() and 0 < int(port) <= 65535) for port in ports)
+    return parts.scheme in ("postgres", "postgresql") and "@" not in after and fits
+
+
+def _take_env_file() -> list[str]:
+    """Set what ``.env`` says and the environment does not; return what is wrong with the file."""
+    if not _ENV_FILE.exists() or _ENV_FILE.is_dir():  # a directory of that name may be somebody's venv
+        return []
+    where = _ENV_FILE.absolute()
+    try:
+        text = _ENV_FILE.read_text("utf-8-sig")
+    except UnicodeDecodeError:
+        return [f"{where} is not UTF-8 text: save it as UTF-8"]
+    except OSError as error:
+        return [f"{where} cannot be read ({error.strerror}): let this user read it, or move it away"]
+    wrong = [line.original.line for line in parse_stream(io.StringIO(text)) if line.error]
+    if wrong:  # a line that is passed over would be a setting that is lost
+        return [f"{where}, line {number}: write it as NAME=value, or with # before it" for number in wrong]
+    # Into the environment itself, so that an agent of one's own finds its settings there too.
+    load_dotenv(stream=io.StringIO(text), override=False)
+    return []
+
 
 def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool = True) -> Settings:
     """Return the settings of *environment* (default: the process's, over ``.env``).
 
     *slack*: the command needs Slack's tokens. Raises: Misconfigured with everything that is wrong.
     """
-    if environment is None:
-        # Into the environment itself, so that an agent of one's own finds its settings there too.
-        load_dotenv(".env", override=False)
+    unread = _take_env_file() if environment is None else []
     values = os.environ if environment is None else environment
     read = _Reader(values)
+    read.problems += unread
     for name in sorted(name for name in values if name.startswith("ATLAS_") and name not in NAMES):
         # A warning, not a refusal: other programs of the same machine may use the prefix too.
         log.warning("%s is not a setting of Atlas; if it was meant as one, correct its name", name)
     database_url = read.text("DATABASE_URL") or None
-    if database_url and not re.match(r"postgres(ql)?://", database_url):
-        read.problems.append("DATABASE_URL must be postgresql://user:password@host:port/database")
+    if database_url and not _is_dsn(database_url):
+        # Not shown: it holds a password.
+        read.problems.append(
+            "DATABASE_URL must be postgresql://user:password@host:port/database, "
+            "with %23 for #, %2F for /, %3F for ?, %40 for @ and %5B for [ in the password"
+        )
     pooler = read.text("ATLAS_PG_POOLER")
     if pooler not in ("", "transaction"):
         read.problems.append(f'ATLAS_PG_POOLER={pooler!r}: set it to "transaction" or leave it unset')
@@ -146,7 +203,7 @@ def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool =
             "or SLACK_SIGNING_SECRET for HTTP"
         )
     agent = read.text("ATLAS_AGENT", DESK)
-    if not re.fullmatch(r"[\w.]+:[A-Za-z_]\w*", agent):
+    if not re.fullmatch(rf"{_WORD}(\.{_WORD})*:{_WORD}", agent):
         read.problems.append(f"ATLAS_AGENT={agent!r} must be module:attribute, such as {DESK}")
     model = read.text("ATLAS_MODEL") or None
     if model and not re.fullmatch(r"[\w-]+:\S+", model):
@@ -158,13 +215,11 @@ def read_settings(environment: Mapping[str, str] | None = None, *, slack: bool =
         if not re.fullmatch(r"[UW][A-Z0-9]{2,}", user)
     ]
     port = read.text("ATLAS_HTTP_PORT", "8080")
-    if not (port.isdigit() and int(port) <= 65535):
+    if not (port.isdecimal() and int(port) <= 65535):
         read.problems.append(f"ATLAS_HTTP_PORT={port!r} must be a port number, 0 to 65535")
         port = "0"
-    api_url = read.text("SLACK_API_URL", "https://slack.com/api/")
-    if not re.match(r"https?://", api_url):
-        read.problems.append(f"SLACK_API_URL={api_url!r} must begin with http:// or https://")
-    crm_url = read.text("ATLAS_CRM_URL") or None
+    api_url = read.address("SLACK_API_URL", "https://slack.com/api/")
+    crm_url = read.address("ATLAS_CRM_URL") or None
     if slack and agent == DESK and crm_url is None:
         read.problems.append(
             "ATLAS_CRM_URL is not set: the sales desk needs its CRM's address (or name your ATLAS_AGENT)"

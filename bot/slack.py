@@ -109,12 +109,17 @@ def read_failure(error: Exception) -> Failure:
     if isinstance(error, SlackApiError):
         return _read_answer(error)
     if isinstance(error, aiohttp.ClientConnectorError):
-        return Failure(FailureKind.NOTHING_HAPPENED, f"Slack cannot be reached ({type(error).__name__})")
+        return Failure(FailureKind.NOTHING_HAPPENED, f"no connection ({type(error).__name__})")
     if isinstance(error, SlackRequestError):
         return Failure(FailureKind.REFUSED, f"the request could not be built ({error})")
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
         return Failure(FailureKind.OPEN, "no answer in time")
     return Failure(FailureKind.OPEN, f"the connection broke ({type(error).__name__})")
+
+
+def unreachable(api_url: str, failure: Failure) -> str:
+    """Say what to do about a Slack that could not be asked at *api_url*."""
+    return f"Slack cannot be reached at {api_url} ({failure.error}); check SLACK_API_URL and the network"
 
 
 def _read_answer(error: SlackApiError) -> Failure:

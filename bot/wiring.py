@@ -33,7 +33,7 @@ from bot.policies import examine_policies
 from bot.presence import Presence
 from bot.scopes import SlackGroupScopes
 from bot.settings import Settings
-from bot.slack import CallFailed, Installation, identify, web_client, web_session
+from bot.slack import CallFailed, Installation, identify, unreachable, web_client, web_session
 from bot.socket import SlackSocket
 from bot.texts import Texts
 from bot.web import Web
@@ -394,8 +394,7 @@ async def replica(settings: Settings, role: str) -> AsyncIterator[Replica]:
         try:
             installation = await identify(client)
         except CallFailed as error:
-            hint = f"Slack cannot be reached at {settings.slack_api_url} ({error}); check SLACK_API_URL and the network"
-            raise Misconfigured([hint]) from error
+            raise Misconfigured([unreachable(settings.slack_api_url, error.failure)]) from error
         if settings.socket_mode:
             await refused_app_token(settings, client)
         if role != "alone":
@@ -431,7 +430,9 @@ async def serve(settings: Settings, role: str = "all") -> int:
                 address = await running.start()
             except OSError as error:
                 where = f"{settings.http_host}:{settings.http_port}"
-                raise Misconfigured([f"cannot listen on {where} ({error}); set ATLAS_HTTP_PORT"]) from error
+                raise Misconfigured(
+                    [f"cannot listen on {where} ({error}); set ATLAS_HTTP_HOST and ATLAS_HTTP_PORT"]
+                ) from error
             garbage.settle()
             log.info("atlas serves %s as %s at %s", settings.agent, role, address)
             await stopped.wait()

@@ -12,11 +12,12 @@ import sys
 import time
 import webbrowser
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from bot.demo import story
 from bot.demo.children import CannotStart
 from bot.demo.panel import Panel
+from bot.demo.records import Records
 from bot.demo.stage import Stage, records_of, stage
 from bot.demo.workspace import RITA, SALES_DESK
 from bot.settings import Settings, read_settings
@@ -86,20 +87,25 @@ async def play(options: argparse.Namespace) -> int:
 async def _curtain_up(
     opened: Stage, settings: Settings, port: int, page_up: Callable[[], None]
 ) -> AsyncIterator[Panel]:
-    """Put everything up: the page first, since people look at it while the rest comes."""
+    """Put everything up: the page first, since people look at it while the rest comes.
+
+    A database of one's own comes before it: it may refuse, and then no page has been shown. Ours takes seconds.
+    """
     panel = Panel(opened)
-    try:
+    async with AsyncExitStack() as ends:
+        ends.push_async_callback(panel.stop)
+        records: Records | None = None
+        if settings.database_url is not None:
+            records = await ends.enter_async_context(records_of(settings))
+        ends.push_async_callback(opened.close)
         await opened.open(port, await panel.start())
         page_up()
         panel.watch()
-        async with records_of(settings) as records:
-            try:
-                await opened.start_atlas(records)
-                yield panel
-            finally:
-                await opened.close()
-    finally:
-        await panel.stop()
+        if records is None:
+            records = await ends.enter_async_context(records_of(settings))
+        ends.push_async_callback(opened.close)  # before the database goes
+        await opened.start_atlas(records)
+        yield panel
 
 
 async def _until_stopped(settings: Settings, act: Callable[[Stage], Awaitable[int]], *, stopped: int) -> int:

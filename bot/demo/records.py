@@ -103,7 +103,7 @@ async def _own_database(server: str) -> AsyncIterator[tuple[str, "Pool"]]:
     dsn = urlunsplit(urlsplit(server)._replace(path=f"/{name}"))
     try:
         admin = await asyncpg.connect(server, timeout=10)
-    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         raise Misconfigured(
             [f"DATABASE_URL cannot be used ({error}); unset it, and the demo brings its own"]
         ) from error

@@ -23,6 +23,7 @@ from bot.demo.children import READY_S, CannotStart, Child, Leash, Part
 from bot.demo.records import Records, fresh_records
 from bot.opening import manifest_text
 from bot.settings import DESK, Settings
+from core.errors import Misconfigured
 
 ALERTS, OPERATOR = "C0ATLASOPS1", "U0OSKAR0001"
 _OURS = ("ATLAS_", "SLACK_", "DATABASE_URL")
@@ -227,9 +228,13 @@ class Stage:
 async def stage(settings: Settings) -> AsyncIterator[Stage]:
     """Lend an empty stage; whatever was started on it is gone at the end. Logs stay if the block says or fails so."""
     base = settings.data_dir / "demo"
-    base.mkdir(parents=True, exist_ok=True)
-    _sweep(base)
-    place = Path(tempfile.mkdtemp(prefix="run-", dir=base))
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        _sweep(base)
+        place = Path(tempfile.mkdtemp(prefix="run-", dir=base))
+    except OSError as error:
+        hint = "set ATLAS_DATA_DIR to a directory that you may write to"
+        raise Misconfigured([f"the demo needs {base} ({error.strerror}): {hint}"]) from error
     leash = Leash()
     await leash.start()
     opened: Stage | None = None

@@ -54,7 +54,9 @@ def provider_model(
         client = infer_model(name, provider_factory=connect)
     except UserError as error:
         raise Misconfigured([f"ATLAS_MODEL={name}: {_start_problem(error.message)}"]) from error
-    except (ImportError, ValueError) as error:
+    except ValueError as error:
+        raise Misconfigured([f"ATLAS_MODEL={name}: {error}; write it like anthropic:… or openai:…"]) from error
+    except ImportError as error:
         raise Misconfigured([f"ATLAS_MODEL={name}: {error}"]) from error
     except TypeError as error:
         raise Misconfigured([f"ATLAS_MODEL={name}: this provider takes no base_url or api_key: {error}"]) from error

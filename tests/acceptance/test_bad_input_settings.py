@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -77,13 +78,20 @@ def problems(code: int | None, output: str) -> list[str]:
         ({"SLACK_BOT_TOKEN": "xapp-1-abc"}, "SLACK_BOT_TOKEN does not look right"),
         ({"SLACK_APP_TOKEN": ""}, "SLACK_APP_TOKEN is not set"),
         ({"SLACK_APP_TOKEN": "xoxb-1-abc"}, "SLACK_APP_TOKEN does not look right"),
-        ({"SLACK_API_URL": "slack.com/api"}, "SLACK_API_URL"),
+        ({"SLACK_API_URL": "slack.com/api"}, "SLACK_API_URL='slack.com/api' must be http://host or https://host"),
+        ({"SLACK_API_URL": "http://["}, "SLACK_API_URL='http://[' must be http://host or https://host"),
+        ({"ATLAS_CRM_URL": "crm.example:80"}, "ATLAS_CRM_URL='crm.example:80' must be http://host or https://host"),
         ({"DATABASE_URL": "mysql://root@127.0.0.1/atlas"}, "DATABASE_URL must be postgresql://"),
+        ({"DATABASE_URL": "postgresql://user:password@host:port/database"}, "DATABASE_URL must be postgresql://"),
+        ({"DATABASE_URL": "postgresql://atlas:half#other@127.0.0.1/atlas"}, "%23 for #"),
+        ({"DATABASE_URL": "postgresql://atlas@[::1/atlas"}, "DATABASE_URL must be postgresql://"),
         ({"ATLAS_PG_POOLER": "session"}, "ATLAS_PG_POOLER"),
         ({"ATLAS_CRM_URL": ""}, "ATLAS_CRM_URL is not set"),
         ({"ATLAS_AGENT": "no colon"}, "ATLAS_AGENT"),
+        ({"ATLAS_AGENT": ".:agent"}, "ATLAS_AGENT='.:agent' must be module:attribute"),
         ({"ATLAS_MODEL": "gpt"}, "ATLAS_MODEL='gpt' must be provider:model"),
         ({"ATLAS_MODEL": "openai:no-such-model-at-all"}, "no-such-model-at-all"),
+        ({"ATLAS_MODEL": "opnai:gpt"}, "Unknown provider: opnai; write it like anthropic:… or openai:…"),
         ({"ATLAS_ALERT_CHANNEL": "#ops"}, "ATLAS_ALERT_CHANNEL does not look right"),
         ({"ATLAS_OPERATORS": "oskar"}, "ATLAS_OPERATORS names 'oskar'"),
         ({"ATLAS_SUSPENSION_TTL_S": "1801"}, "ATLAS_SUSPENSION_TTL_S=1801 must be from 1 to 1800 seconds"),
@@ -96,6 +104,7 @@ def problems(code: int | None, output: str) -> list[str]:
         ({"ATLAS_RUNS_PER_PERSON": "many"}, "ATLAS_RUNS_PER_PERSON='many' must be a whole number"),
         ({"ATLAS_HTTP_PORT": "http"}, "ATLAS_HTTP_PORT"),
         ({"ATLAS_HTTP_PORT": "65536"}, "ATLAS_HTTP_PORT"),
+        ({"ATLAS_HTTP_PORT": "8²"}, "ATLAS_HTTP_PORT='8²' must be a port number"),
         ({"ATLAS_AGENT": "no_such_module:agent"}, "cannot import no_such_module"),
         ({"ATLAS_AGENT": "bot.desk:nobody"}, "nobody is not a core.Agent"),
     ],
@@ -120,6 +129,22 @@ def test_settings_come_from_a_file_too_and_the_environment_wins(tmp_path: Path) 
     found = refusal(tmp_path, ATLAS_HTTP_PORT="0")
     assert len(found) == 1
     assert "ATLAS_LEASE_S" in found[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        (b"# mine\nATLAS_LEASE_S 90\nATLAS_REAP_EVERY_S=60\n", "line 2: write it as NAME=value"),
+        ("ATLAS_LEASE_S=90\n".encode("utf-16"), "is not UTF-8 text: save it as UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, written: bytes, says: str) -> None:
+    """A .env that would be taken in part, or not at all: named, with what to do."""
+    (tmp_path / ".env").write_bytes(written)
+    found = refusal(tmp_path)
+    assert len(found) == 1, found
+    assert found[0].startswith(str(tmp_path / ".env"))
+    assert says in found[0]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +187,8 @@ def test_a_module_that_cannot_be_served_is_refused(tmp_path: Path, source: str, 
 
 
 def test_wrong_usage_exits_with_2(tmp_path: Path) -> None:
-    """An unknown command, and a command without its argument, are wrong usage."""
-    for arguments in (("sreve",), ("show",), ("continue", "abc")):
+    """An unknown command, a command without its argument, a port that is none: wrong usage."""
+    for arguments in (("sreve",), ("show",), ("continue", "abc"), ("demo", "--port", "65536")):
         ended = subprocess.run([sys.executable, "-m", "bot", *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert ended.returncode == 2
         assert "usage:" in ended.stderr
@@ -184,6 +209,25 @@ async def test_a_database_that_is_not_there(stack: Stack) -> None:
     )
     for found in (nobody, missing):
         assert "DATABASE_URL" in " ".join(found)
+
+
+async def test_a_database_that_does_not_let_us_in(stack: Stack) -> None:
+    """A role that PostgreSQL does not know, and one that may read nothing: said with what to check, not as a defect."""
+    parts = urlsplit(stack.dsn)
+    role = f"weak_{parts.path.rpartition('_')[2]}"
+    as_another = f"{{}}:secret@{parts.netloc.rpartition('@')[2]}"
+    await _in_database(stack, f"create role \"{role}\" login password 'secret'")
+    try:
+        unknown, weak = await asyncio.gather(
+            _refused(stack, DATABASE_URL=parts._replace(netloc=as_another.format("no_such_role")).geturl()),
+            _refused(stack, DATABASE_URL=parts._replace(netloc=as_another.format(role)).geturl()),
+        )
+    finally:
+        await _in_database(stack, f'drop role "{role}"')
+    for found in (unknown, weak):
+        assert len(found) == 1, found
+        assert "PostgreSQL refuses (" in found[0]
+        assert "check the user and the password in DATABASE_URL" in found[0]
 
 
 async def test_a_schema_that_is_behind(stack: Stack, empty_database: str) -> None:
@@ -242,10 +286,12 @@ async def test_a_slack_that_is_not_there_and_a_port_that_is_taken(stack: Stack) 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        slack, port = await asyncio.gather(
+        slack, port, host = await asyncio.gather(
             _refused(stack, SLACK_API_URL="http://127.0.0.1:1/api/"),
             _refused(stack, ATLAS_HTTP_PORT=str(taken.getsockname()[1])),
+            _refused(stack, ATLAS_HTTP_HOST="192.0.2.1"),  # TEST-NET-1 (RFC 5737): no address of any host
         )
     assert "SLACK_API_URL" in slack[0]
     assert "ATLAS_HTTP_PORT" in port[0]
+    assert "ATLAS_HTTP_HOST" in host[0]
     assert await stack.rows("select what from watched") == []

@@ -115,6 +115,19 @@ async def test_an_unusable_database_is_one_message(data_dir: Path) -> None:
             said = "\n".join(running.said)
             assert "DATABASE_URL" in said
             assert "Traceback" not in said
+            assert "Open" not in said  # no page is shown that nobody can use
+            assert await running.gone() == []
+
+
+async def test_a_directory_that_cannot_be_used_is_one_message(data_dir: Path) -> None:
+    """The likeliest wrong place: a file of that name."""
+    (data_dir / "file").touch()
+    async with demo("--no-browser", data_dir=data_dir / "file") as running:
+        assert await running.rest() == 2
+        said = "\n".join(running.said)
+        assert "set ATLAS_DATA_DIR to a directory" in said
+        assert "Traceback" not in said
+        assert await running.gone() == []
 
 
 async def test_killed_atlas_comes_back_and_the_panel_says_so(

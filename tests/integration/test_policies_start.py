@@ -172,6 +172,29 @@ async def test_the_start_stops_and_the_doctor_says_the_same(
     assert all(text in words for text in found)
 
 
+@pytest.mark.parametrize("path", ["/api/", "/nowhere/"])
+async def test_the_doctor_says_what_to_do_about_a_slack_that_does_not_answer(
+    workspace: Workspace, tmp_path: Path, path: str
+) -> None:
+    """Slack is out of order, or SLACK_API_URL names another server: a finding, not a traceback."""
+    workspace.slack.faults.add("http_error", "*", times=None)
+    settings = read_settings(
+        {
+            "DATABASE_URL": "postgresql://atlas@127.0.0.1:1/atlas",
+            "ATLAS_DATA_DIR": str(tmp_path),
+            "SLACK_BOT_TOKEN": workspace.slack.workspace.bot_token,
+            "SLACK_APP_TOKEN": workspace.slack.workspace.app_token,
+            "SLACK_API_URL": workspace.slack.api_url.replace("/api/", path),
+            "ATLAS_AGENT": f"{__name__}:BROKEN",
+        }
+    )
+    found = {finding.part: finding for finding in await examine(settings)}
+    assert not found["bot token"].ok
+    assert found["bot token"].text.startswith(f"Slack cannot be reached at {settings.slack_api_url} (")
+    assert "check SLACK_API_URL" in found["bot token"].text
+    assert "policies" not in found
+
+
 UNKEPT = """
 from core import Agent, Approval, Message, ModelReply, Preview, Scope, Tool, UserGroup
 from pydantic import BaseModel
