@@ -315,7 +315,7 @@ class Panel:
     async def _hasten(self, run_id: str) -> str:
         if self.stage.records is None or not await self.stage.records.hasten(run_id, HASTEN_S):
             raise LeverStuck("Nothing of that run waits that long any more.")
-        text = f"What run {run_id} waits for expires in {HASTEN_S:.0f} s"
+        text = f"Run {run_id}: its card expires in {HASTEN_S:.0f} s"
         self.stage.note(text)
         return text
 

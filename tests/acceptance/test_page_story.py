@@ -290,3 +290,22 @@ async def test_a_killed_atlas_and_a_click_that_nobody_takes(page_of: Opener) -> 
     await rita.world(shown=False)
     await rita.press(card, "approve")
     await rita.reads(card, "Done")
+
+
+async def test_the_menu_of_people_shows_everybody(page_of: Opener) -> None:
+    """Each person's face is a square, and name and badge stand inside the menu."""
+    page = await page_of(RITA)
+    await page.get_by_test_id("switcher").click()
+    people = page.locator("#people .person")
+    await expect(people.first).to_be_visible()
+    menu = await page.locator("#people").bounding_box()
+    kinds = set()
+    for person in await people.all():
+        face = await person.locator(".avatar").bounding_box()
+        assert face["width"] == face["height"], await person.inner_text()
+        for part in await person.locator(".name, .badge").all():
+            box = await part.bounding_box()
+            assert box["width"] > 0
+            assert menu["x"] < box["x"] < box["x"] + box["width"] < menu["x"] + menu["width"]
+        kinds |= {str(badge) for badge in await person.locator(".badge").all_inner_texts()}
+    assert kinds == {"Guest", "External", "Deactivated"}

@@ -19,6 +19,8 @@ const AGO = new Intl.RelativeTimeFormat(undefined, { numeric: "auto" });
 
 export const dateOf = (ts) => new Date(Number.parseFloat(ts) * 1000);
 export const clockTime = (date) => TIME.format(date);
+/** Without AM and PM: the gutter beside a message has room for the digits only. */
+export const shortTime = (date) => TIME.formatToParts(date).filter((part) => part.type !== "dayPeriod").map((part) => part.value).join("").trim();
 export const fullTime = (date) => FULL.format(date);
 export const dayKey = (date) => `${date.getFullYear()}-${date.getMonth()}-${date.getDate()}`;
 

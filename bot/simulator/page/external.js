@@ -15,7 +15,7 @@ export function externalSelect(blockId, element, ctx, props, many, held, choose)
   const box = h("input", { ...props, class: "field", type: "text", role: "combobox", autocomplete: "off", dir: "auto", "aria-expanded": "false", "aria-controls": listId, "aria-autocomplete": "list",
     placeholder: plainText(element.placeholder) || (least ? "Type to search" : "Search"), oninput: () => later(), onfocus: () => { if (least === 0 || box.value) later(); },
     onblur: () => setTimeout(() => { if (!root.contains(document.activeElement)) close(); }, 0), onkeydown: (event) => key(event) });
-  const root = h("span", { class: "external" }, chips, box, list);
+  const root = h("span", { class: "external-choice" }, chips, box, list);
 
   const say = (words) => { options = []; show(h("p", { class: "hint" }, words)); };
   const show = (...content) => { list.replaceChildren(...content); list.hidden = false; box.setAttribute("aria-expanded", "true"); };

@@ -4,7 +4,7 @@ import { h, icon, reconcile } from "./dom.js";
 import { mrkdwn } from "./mrkdwn.js";
 import { drawBlocks } from "./blocks.js";
 import { avatar, badge } from "./people.js";
-import { ago, clockTime, dateOf, dayKey, dayName, fullTime } from "./clock.js";
+import { ago, clockTime, dateOf, dayKey, dayName, fullTime, shortTime } from "./clock.js";
 import { emoji } from "./emoji.js";
 import { hrefOf } from "./route.js";
 
@@ -84,7 +84,7 @@ function drawMessage(message, app, { compact, root, inThread, replies, pointed }
   const content = drawn
     ? h("div", { class: hasFrame(message) ? "blocks framed" : "blocks" }, drawBlocks(message.blocks, ctx))
     : h("div", { class: "text", dir: "auto" }, mrkdwn(message.text ?? "", app.names), edited ? " " : null, edited);
-  const time = h("time", { class: "when", datetime: date.toISOString(), title: fullTime(date) }, clockTime(date));
+  const time = h("time", { class: "when", datetime: date.toISOString(), title: fullTime(date) }, compact ? shortTime(date) : clockTime(date));
   const canReply = !inThread && !message.ephemeral && !quiet;
   const node = h("article", { class: ["message", compact ? "compact" : "", message.ephemeral ? "ephemeral" : "", quiet ? "quiet" : "", pointed ? "pointed" : "", store.me && message.text?.includes(`<@${store.me}>`) ? "for-me" : ""].join(" "),
     testid: root ? `thread-root-${message.ts}` : `message-${message.ts}`, "data-ts": message.ts, tabindex: "-1",
