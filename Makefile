@@ -8,7 +8,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint check format bench mutants chaos soak lock clean
+.PHONY: help install demo test lint check format bench mutants chaos soak jitter lock clean
 .NOTPARALLEL:
 
 help: ## show this list
@@ -54,6 +54,9 @@ chaos: $(READY) ## kill processes at random; the invariants must hold
 
 soak: $(READY) ## run under load for long
 	$(BIN)/python tests/soak/run.py $(ARGS)
+
+jitter: $(READY) ## play tests while all around them comes late
+	$(BIN)/python tests/jitter/run.py $(ARGS)
 
 lock: ## resolve the newest allowed versions into requirements.lock
 	rm -rf .venv-lock
