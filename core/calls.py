@@ -30,7 +30,8 @@ from core.tools import Approval, Preview, Refused, Scope, Tool, ToolContext, Use
 START_WITHIN_S = 2.0
 # Nobody reads more than this before a click, and every page of it is rendered again at each turn of a page.
 PREVIEW_LIMIT = 300_000
-_FLAT = frozenset({str, int, float, bool, type(None)})
+# What comes back from a row as it went in; not so a fraction (-0.0 as 0, 1.0 as 1) or a mapping (its keys sorted).
+_FLAT = frozenset({str, int, bool, type(None)})
 # Stored scope counts as the one of this very start while it is no older than this.
 JUST_RESOLVED_S = 10.0
 
@@ -71,11 +72,13 @@ def ready(agent: Agent, call: OpenCall) -> Ready | str:
         given = tool.arguments_model.model_validate(call.arguments)
         arguments: dict[str, Any] = given.model_dump(mode="json", by_alias=True, round_trip=True)
         executed = canonical(arguments)
+        kept = arguments
         if any(type(value) is not str for value in arguments.values()):
-            canonical(orjson.loads(executed))  # a whole fraction beyond 2^53 would come back as an integer that is none
+            kept = orjson.loads(executed)
+            canonical(kept)  # a whole fraction beyond 2^53 would come back as an integer that is none
         # Flat arguments that came as they go would only give the same again; others may share parts with the message.
         same = executed == asked_for and all(type(value) in _FLAT for value in arguments.values())
-        args = given if same else tool.arguments_model.model_validate(arguments)
+        args = given if same else tool.arguments_model.model_validate(kept)
         if args != given:
             return error_text("invalid_arguments", "the tool's argument model does not take back what it gives")
     except ValidationError as error:
