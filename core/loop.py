@@ -116,7 +116,12 @@ class Loop:
             raise
         except Exception as error:
             log.exception("run %s: a defect", self.holder.fence.run_id)
-            await self._defect(error)
+            try:
+                await self._defect(error)
+            except asyncio.CancelledError:
+                heard()
+                await self._let_go()
+                raise
 
     async def _catch_up(self) -> None:
         """Read the rows again if they changed, or if more of the conversation is wanted than the turn of an approved
@@ -365,7 +370,12 @@ class Loop:
                 await holder.commit(holder.batch(), lambda b: holder.store.step(holder.fence, b))
         except ClaimLost:
             return
-        if holder.unsure:
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Release the claim, unless something that must not be forgotten may not have been written."""
+        holder = self.holder
+        if holder.unsure or holder.owed:
             log.warning("run %s: its last commit is unknown; left to be recovered", holder.fence.run_id)
         elif not await holder.release():
             log.info("run %s: not released, its lease will lapse", holder.fence.run_id)

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from core import Happened
+from core import Approval, Happened
 from core.conversation import CallKey
+from core.errors import InvariantBroken
 from core.leaving import tell_to_leave
 from core.run import ActionState, RunState, SuspensionKind, SuspensionStatus
 from tests.unit.coreworld import (
@@ -18,6 +19,7 @@ from tests.unit.coreworld import (
     an_action,
     asked,
     call,
+    says,
     turn,
     world,
 )
@@ -80,3 +82,28 @@ async def test_a_shutdown_while_the_actions_of_a_run_are_looked_up_leaves_them_a
     assert {(s.suspension_id, s.kind) for s in made.store.settled} == {
         (a_suspension(position=place).id, "done") for place in (0, 1)
     }
+
+
+@pytest.mark.parametrize("owes", [False, True])
+async def test_a_shutdown_while_a_broken_run_is_ended_gives_it_back(owes: bool) -> None:
+    """It breaks again elsewhere, and ends there; only one that owes what it spent is left to be charged for a crash."""
+    made, reading = world(says("", call()), says("", call("look"))), asyncio.Event()
+    made.deed.policy = Approval(by="requester")
+    broke = False
+
+    async def breaks(name: str) -> None:
+        nonlocal broke
+        if name == ("step" if owes else "suspend") and not broke:
+            broke = True
+            raise InvariantBroken("a defect")
+        if name == "load" and broke and not reading.is_set():
+            reading.set()
+            await asyncio.Event().wait()
+
+    made.store.before = breaks
+    working = asyncio.create_task(made.go())
+    await asyncio.wait_for(reading.wait(), PATIENCE_S)
+    tell_to_leave(working)
+    await asyncio.wait_for(asyncio.wait({working}), PATIENCE_S)
+    assert working.cancelled()
+    assert (made.run.state, made.run.claim_token) == (RunState.RUNNING, FENCE.claim_token if owes else None)
