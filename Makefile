@@ -1,8 +1,9 @@
 # Everything here needs Python 3.11 or newer with venv, and nothing else; .venv is made and kept current by itself.
 #   make demo ARGS=--no-browser      make test ARGS="-k approvals"
 
+NEW_ENOUGH := 'import sys; sys.exit(sys.version_info < (3, 11))'
 PYTHON ?= $(firstword $(foreach python,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
-	command -v $(python) >/dev/null 2>&1 && $(python) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $(python))))
+	command -v $(python) >/dev/null 2>&1 && $(python) -c $(NEW_ENOUGH) 2>/dev/null && echo $(python))))
 ARGS ?=
 BIN := .venv/bin
 READY := .venv/.ready
@@ -17,9 +18,10 @@ help: ## show this list
 install: $(READY) ## make .venv and install everything pinned in requirements.lock
 
 $(READY): pyproject.toml requirements.lock
-	@test -n "$(PYTHON)" || { echo "Atlas needs Python 3.11 or newer; name one by: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@test -n "$(PYTHON)" && $(PYTHON) -c $(NEW_ENOUGH) 2>/dev/null || { \
+		echo "Atlas needs Python 3.11 or newer, and found: $(or $(PYTHON),none). Name one by: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "This Python has no venv; on Debian: apt-get install python3-venv" >&2; exit 2; }
-	@test -x $(BIN)/python || { echo "Making .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
+	@$(BIN)/python -c $(NEW_ENOUGH) 2>/dev/null || { echo "Making .venv with $(PYTHON)"; $(PYTHON) -m venv --clear .venv; }
 	@echo "Installing the packages of requirements.lock"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

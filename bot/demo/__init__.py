@@ -36,7 +36,7 @@ INVITATION = """
 DESK_ASK = "draft and send a quote for Henderson, 200 of SKU-4411"
 DESK_THEN = """Approve it in the thread. Or open “The world” first: put the account
            on credit hold, change the discount, kill Atlas, let it expire."""
-OWN_ASK = "and what your agent is for"
+OWN_ASK = "something that your agent can do"
 OWN_THEN = """Decide on its cards in the thread. Or open “The world” first: kill Atlas,
            let a card expire, lose an answer of Slack's."""
 
