@@ -20,7 +20,8 @@ from bot.demo.panel import Panel
 from bot.demo.records import Records
 from bot.demo.stage import Stage, records_of, stage
 from bot.demo.workspace import RITA, SALES_DESK
-from bot.settings import Settings, read_settings
+from bot.loading import load_agent, load_model
+from bot.settings import DESK, Settings, read_settings
 from core.errors import Misconfigured
 
 INVITATION = """
@@ -37,13 +38,15 @@ DESK_ASK = "draft and send a quote for Henderson, 200 of SKU-4411"
 DESK_THEN = """Approve it in the thread. Or open “The world” first: put the account
            on credit hold, change the discount, kill Atlas, let it expire."""
 OWN_ASK = "something that your agent can do"
-OWN_THEN = """Decide on its cards in the thread. Or open “The world” first: kill Atlas,
-           let a card expire, lose an answer of Slack's."""
+OWN_THEN = """Decide on its cards in the thread. Or open “The world” first:
+           kill Atlas, let a card expire, lose an answer of Slack's."""
 
 
 async def show_page(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C or SIGTERM; 0 then, 1 or 2 when something cannot start or stay up."""
     settings = read_settings(slack=False)
+    if settings.agent != DESK or settings.model:  # the likeliest mistakes are said before there is a page
+        load_model(load_agent(settings.agent), settings.model)
 
     async def serve(opened: Stage) -> int:
         opened.own_agent = True

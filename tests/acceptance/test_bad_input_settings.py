@@ -47,11 +47,11 @@ def agent_with(*tools, model=Model()):
 """
 
 
-def refusal(directory: Path, **settings: str) -> list[str]:
-    """Start a bot that must refuse to; return the problems that it lists."""
+def refusal(directory: Path, *command: str, **settings: str) -> list[str]:
+    """Start a bot (``serve``, unless told) that must refuse to; return the problems that it lists."""
     environment = {name: value for name, value in {**GOOD, **settings}.items() if value}
     ended = subprocess.run(
-        [sys.executable, "-m", "bot", "serve"],
+        [sys.executable, "-m", "bot", *(command or ("serve",))],
         cwd=directory,
         env={**{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}, **environment},
         capture_output=True,
@@ -184,6 +184,21 @@ def test_a_module_that_cannot_be_served_is_refused(tmp_path: Path, source: str, 
     (tmp_path / "mine.py").write_text(source)
     found = refusal(tmp_path, ATLAS_AGENT="mine:agent")
     assert says in " ".join(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"ATLAS_AGENT": "no_such_module:agent"}, "cannot import no_such_module"),
+        ({"ATLAS_MODEL": "openai:gpt-4o"}, "set OPENAI_API_KEY"),
+        ({}, "DATABASE_URL cannot be used"),
+    ],
+)
+def test_a_demo_that_cannot_be_shows_no_page(tmp_path: Path, settings: dict[str, str], says: str) -> None:
+    """An agent that cannot be imported, a model without its key, a database that is not there: said, that is all."""
+    found = refusal(tmp_path, "demo", "--no-browser", **settings)
+    assert len(found) == 1, found
+    assert says in found[0]
 
 
 def test_wrong_usage_exits_with_2(tmp_path: Path) -> None:
