@@ -93,7 +93,8 @@ async def test_a_kill_between_the_click_and_the_execution_loses_no_decision(stac
     openai/openai-agents-python#2487, openai/openai-agents-python#4244, openai/openai-agents-python#5141: an approved
     run paused again for ever in the process that restored it.
 
-    PostHog/posthog#66212: the card said approved for ever although the answer was lost.
+    PostHog/posthog#66212: the card said approved for ever although the answer was lost. Here it says that it is under
+    way for as long as it is, and what came of it then.
     """
     dying = await stack.serve()
     thread = await stack.ask()
@@ -103,10 +104,14 @@ async def test_a_kill_between_the_click_and_the_execution_loses_no_decision(stac
     assert click.state == "acked"
     await wait_until(lambda: not stack.crm.faults.shown(), "the guard is on its way")
     assert await stack.rows("select state from actions where tool = 'send_quote'") == []
+    under_way = await stack.shows(card, "running")
+    assert not has_button(stack.shown(card), "approve")
     dying.kill()
+    assert words(stack.shown(card)) == under_way
+    assert "Done" not in under_way
     await stack.serve()
     await stack.until(thread, "answered")
-    await stack.shows(card, "Done")
+    assert "running" not in await stack.shows(card, "Done")
     assert [effect["requests"] for effect in stack.sent()] == [1]
     decisions = await stack.rows("select act from audit where suspension_id = $1 and allowed", card.suspension_id)
     assert decisions == [{"act": "approve"}]

@@ -37,6 +37,7 @@ from storage.database import open_pool
 from storage.maintenance import PgMaintenance
 from storage.migrate import migrate
 from storage.rows import batch_columns
+from storage.worker_store import PgWorkerStore
 from tests.conftest import POOLED, STATEMENTS_KEPT
 from tests.integration.pgbouncer import new_sessions
 from tests.integration.storeworld import DEADLINE_S, OPERATOR, World, an_action, an_ask, clicker, world_on
@@ -614,11 +615,12 @@ async def test_a_stop_at_any_point_leaves_a_conversation_that_can_go_on(world: W
 HOSTILE = "nul \x00, lone \ud83d, low \udc00, emoji \U0001f600, <!channel> & \u202e"
 
 
-async def test_no_text_is_too_odd_for_any_column(world: World) -> None:
+@pytest.mark.parametrize("odd", [HOSTILE, HOSTILE + "0123456789" * 200_000], ids=["hostile", "two-megabytes"])
+async def test_no_text_is_too_odd_for_any_column(world: World, odd: str) -> None:
     """langchain-ai/langgraph#1878, ginlix-ai/LangAlpha#190, getsentry/junior#897, Autumn-27/ARTEX#112: a NUL in a
     tool's result broke the store, and since it was in the conversation already, every resume after it. Here each
     field that a person, a model or a tool can fill is filled with it; the run goes on."""
-    odd = HOSTILE
+    numbers = {"nan": float("nan"), "endless": float("-inf"), "huge": float("1e400"), "nothing": -0.0}
     number = await world.value("select count(*) from inbox")
     event = InboundEvent(f"Ev{number}", "mention", "T1", "C1", "9.5", "9.5", "U1", odd, {"text": odd, odd: [odd]})
     assert await world.inbox.put(event)
@@ -629,9 +631,12 @@ async def test_no_text_is_too_odd_for_any_column(world: World) -> None:
     fence = await world.desk.start(letter, new, world.worker_id)
     assert fence is not None
     asked = Message(
-        role="assistant", text=odd, raw=b"\x00\xff", calls=(ToolCall(id=odd, tool=odd, arguments={odd: odd}),)
+        role="assistant",
+        text=odd,
+        raw=b"\x00\xff",
+        calls=(ToolCall(id=odd, tool=odd, arguments={odd: odd, **numbers}),),
     )
-    trace = (TraceEntry("model", {"words": odd, odd: float("nan")}, 1, Decimal("0.01")),)
+    trace = (TraceEntry("model", {"words": odd, odd: numbers}, 1, Decimal("0.01")),)
     spent = Batch(messages=(StoredMessage(1, asked),), trace=trace, steps=1, tool_calls=1, doing=odd)
     await world.worker.step(fence, replace(spent, spend_usd=Decimal("0.01"), scope=scope))
     key = CallKey(1, 0)
@@ -652,9 +657,11 @@ async def test_no_text_is_too_odd_for_any_column(world: World) -> None:
     answer = StoredMessage(2, Message(role="tool", text=odd, call_id=odd), key)
     settled = Settlement(ask.id, "done", odd, odd)
     await world.worker.conclude(decided.claimed, Batch(messages=(answer,)), [outcome], [settled])
-    view = await world.worker.load(decided.claimed)
-    assert [stored.message for stored in view.messages[1:]] == [asked, answer.message]
-    closing = Closing(detail=odd, alert=Alert(odd, odd, odd))
+    another_process = PgWorkerStore(world.pool, now=world.time)
+    view = await another_process.load(decided.claimed)
+    # By their text: no number is equal to NaN, and 0 is to -0.0.
+    assert [repr(stored.message) for stored in view.messages[1:]] == [repr(asked), repr(answer.message)]
+    closing = Closing(detail=odd, alert=Alert(HOSTILE, odd, odd))
     await world.worker.halt(decided.claimed, Batch(), HaltReason.MODEL_UNAVAILABLE, closing)
     shown = await world.desk.show(fence.run_id)
     assert shown is not None

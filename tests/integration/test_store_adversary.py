@@ -1,7 +1,7 @@
 """The store as an adversary: PostgreSQL that is not there, takes no writes, has no connection left, or fails over.
 
 Nothing is acked unless it is stored, ``/readyz`` says what is wrong, all heals by itself, and no acknowledged decision
-is lost. (That an outage longer than the lease reaps nobody: ``tests/acceptance/test_crash_database.py``.)
+is lost, nobody reaped.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from storage.inbox import PgInbox
 from storage.migrate import migrate
 from tests.acceptance.stack import SEND_ROUTE, Bot, Stack, stack_of
 from tests.acceptance.waiting import wait_until
-from tests.acceptance.workshop import Workshop, call, say, script
+from tests.acceptance.workshop import Json, Workshop, call, say, script
 from tests.invariants import watch
 from tests.soak.cluster import Cluster, Wire, kept_port, running, standby_of
 
@@ -115,6 +115,66 @@ async def test_a_database_that_takes_no_writes_acks_nothing_and_heals(tmp_path: 
         for thread in (waiting, late):
             await shop.until(thread, "answered")
         assert [effect.requests for effect in shop.workshop.effects()] == [1, 1]
+
+
+async def test_a_database_that_is_down_for_longer_than_the_lease_reaps_nobody_and_loses_nothing(tmp_path: Path) -> None:
+    """It crashes while one request thinks, one card waits and one was just approved; for longer than the lease nothing
+    is acked, and both processes say that they are not ready. Then all goes on where it stood."""
+    lease_s = 5.0
+    async with running(fsync="off") as cluster, _shop(cluster, tmp_path) as shop:
+
+        async def think(messages: list[Json]) -> Json:
+            if "slow" in messages[0]["text"]:
+                await shop.workshop.released.wait()
+                return say("At last.")
+            return script(call(("pay", {"what": messages[0]["text"]})), say("Paid."))(messages)
+
+        async def slowly(asked: Json) -> Json:
+            done = shop.workshop.do(asked)
+            if asked["what"] == "approved":
+                await shop.workshop.released.wait()
+            return done
+
+        shop.workshop.think = think
+        shop.workshop.execute["pay"] = slowly
+        settings = {"DATABASE_URL": _of_the_bots(cluster), "ATLAS_LEASE_S": str(lease_s)}
+        bots = [await shop.serve(**settings) for _ in range(2)]
+        slow = await shop.ask("@Atlas slow")
+        waiting = await shop.ask("@Atlas waiting")
+        card = await shop.card(waiting)
+        approved = await shop.ask("@Atlas approved")
+        assert (await shop.press(await shop.card(approved), "approve")).state == "acked"
+        await shop.workshop.executing("pay")
+        down_at = asyncio.get_running_loop().time()
+        await cluster.stop("immediate")
+        for bot in bots:
+
+            async def says_why(bot: Bot = bot) -> bool:
+                return "database" in (await _says_ready(bot) or {})
+
+            await wait_until(says_why, "/readyz says that the database is away")
+        late = await shop.ask("@Atlas late")
+        assert (await (await shop.click(card, "approve")).settled()).state == "failed"
+        await _unacked(shop, "the message")
+        assert asyncio.get_running_loop().time() - down_at > lease_s
+        await cluster.start()
+        for bot in bots:
+
+            async def ready(bot: Bot = bot) -> bool:
+                return await _says_ready(bot) is None
+
+            await wait_until(ready, "/readyz says yes")
+        shop.workshop.released.set()
+        await shop.press(card, "approve")
+        await shop.press(await shop.card(late), "approve")
+        for thread in (slow, waiting, approved, late):
+            run = await shop.until(thread, "answered")
+            assert (run["crashes"], run["recovery_attempts"]) == (0, 0)
+            assert "reaped" not in await shop.trace(run)
+            assert len(await shop.runs(thread)) == 1
+        assert sorted((effect.what, effect.requests) for effect in shop.workshop.effects()) == [
+            ("approved", 1), ("late", 1), ("waiting", 1),
+        ]  # fmt: skip
 
 
 async def test_a_database_without_a_connection_left_acks_nothing_and_heals(tmp_path: Path) -> None:
