@@ -515,6 +515,22 @@ def stopped_words(stopped: Stopped) -> str:
             return f"Run {stopped.run.id} has ended already. /atlas show {stopped.run.id} says how."
 
 
+def not_continued_words(run: Run | None, user_id: str) -> str:
+    """Say why a person's press of Continue did nothing. *run*: as it is now; None: one that the person may not see."""
+    if run is None or run.owner.user_id != user_id:
+        return "Nothing was continued: only the person who asked can continue this run."
+    match run.state:
+        case RunState.RUNNING | RunState.SUSPENDED:
+            return f"Nothing was continued: run {run.id} goes on already. /atlas show {run.id} says what it does."
+        case RunState.HALTED:
+            return (
+                "Nothing was continued: a newer message took over, or this button is of an earlier stop. "
+                "Use the newest card of the thread."
+            )
+        case _:
+            return f"Nothing was continued: run {run.id} has ended. Mention Atlas in the thread to ask for more."
+
+
 def continued_words(run: Run) -> str:
     """Say that a run goes on, and with what."""
     return f"Run {run.id} goes on, with up to {run.limits.max_steps} steps and {usd(run.limits.max_spend_usd)} in all."

@@ -118,7 +118,9 @@ def register(app: AsyncApp, service: Service) -> None:
         await args.ack()
         service.moved()
         if continued.run is None:
-            await whisper(args, (texts.CONTINUE_REFUSED,))
+            actor = service.actor(args.body, _via(args))
+            view = await service.engine.show(actor, press.run_id)
+            await whisper(args, (texts.not_continued_words(view.run if view else None, actor.user_id),))
         await _redraw(args, service)
 
     @service.listener

@@ -317,13 +317,13 @@ async def test_continue_is_the_owners_once_per_halt(on: Stage) -> None:
     await on.deliver()
     (card,) = on.posted(f"halt:{fence.run_id}:1") or on.posted(f"halt:{fence.run_id}")
     await press(on, MARCUS, card, "continue")
-    await until(lambda: "Nothing was continued" in whispers(on.slack, MARCUS))
+    await until(lambda: "Nothing was continued: only the person who asked can" in whispers(on.slack, MARCUS))
     await press(on, RITA, card, "continue")
     run = await on.desk.run(fence.run_id)
     assert run is not None
     assert (run.state, run.limits.max_steps) == (RunState.RUNNING, 16)
     await press(on, RITA, card, "continue")
-    await until(lambda: "Nothing was continued" in whispers(on.slack, RITA))
+    await until(lambda: f"Nothing was continued: run {fence.run_id} goes on already" in whispers(on.slack, RITA))
 
 
 async def test_stop_is_the_owners(on: Stage) -> None:

@@ -176,3 +176,20 @@ def test_small_amounts_are_never_shown_as_free() -> None:
     assert usd(Decimal("0.000001")) == "$0.0001"
     assert usd(Decimal("0.0421")) == "$0.05"
     assert usd(Decimal("12.5")) == "$12.50"
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [
+        (RunState.RUNNING, "goes on already"),
+        (RunState.SUSPENDED, "goes on already"),
+        (RunState.HALTED, "Use the newest card"),
+        (RunState.ANSWERED, "has ended"),
+        (RunState.FAILED, "has ended"),
+    ],
+)
+def test_a_refused_continue_says_the_one_reason_that_applies(state: RunState, says: str) -> None:
+    run = replace(RUN, state=state)
+    assert says in texts.not_continued_words(run, RUN.owner.user_id)
+    for stranger in (texts.not_continued_words(run, "U0SOMEONE"), texts.not_continued_words(None, "U0SOMEONE")):
+        assert stranger == "Nothing was continued: only the person who asked can continue this run."
