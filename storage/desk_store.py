@@ -629,7 +629,7 @@ class PgDesk:
         """Return a run with everything that hangs on it."""
         async with self._database.connection() as connection:
             rows = await sql.load_run.rows(
-                connection, run_id=run_id, claim_token=None, now=self._database.now(), after=0, late=False
+                connection, run_id=run_id, claim_token=None, now=self._database.now(), after=0, long_from=None
             )
         return view_of(rows) if rows else None
 

@@ -162,7 +162,7 @@ class PgMaintenance:
     async def _close_calls(self, connection: "Connection", run_id: str) -> None:
         """Give every open call its result, as the last pass would have: a follow-up needs one for each."""
         now = self._database.now()
-        rows = await sql.load_run.rows(connection, run_id=run_id, claim_token=None, now=now, after=0, late=False)
+        rows = await sql.load_run.rows(connection, run_id=run_id, claim_token=None, now=now, after=0, long_from=None)
         try:
             view = view_of(rows) if rows else None
             closing = unanswered(view) if view is not None else []

@@ -22,11 +22,15 @@ from storage.rows import batch_columns, clean, cleaned, encode, encode_arguments
 if TYPE_CHECKING:
     from storage.database import Connection, Pool
 
+# Fewer messages than this are decoded sooner than they are read a second time.
+LONG_FROM = 16
+
 
 class PgWorkerStore:
     """core.ports.WorkerStore. *now*: the time of a test; None: PostgreSQL's own. *hints*: NOTIFY may be used.
 
-    *per_person*: how many runs of one person are worked on at once, over all processes; None: any number.
+    *per_person*: how many runs of one person are worked on at once, over all processes; None: any number. *long_from*:
+    how many messages before an approved call a late load leaves unread; fewer are read at once.
     """
 
     def __init__(
@@ -36,8 +40,10 @@ class PgWorkerStore:
         now: Callable[[], datetime] | None = None,
         hints: bool = True,
         per_person: int | None = None,
+        long_from: int = LONG_FROM,
     ) -> None:
         self._database = Database(pool, now, hints=hints)
+        self._long_from = long_from
         self._per_person = per_person
         # Up to whom the last claim looked through those who wait.
         self._walked = ""
@@ -91,7 +97,7 @@ class PgWorkerStore:
                 claim_token=fence.claim_token,
                 now=self._database.now(),
                 after=len(kept),
-                late=late and not kept,
+                long_from=self._long_from if late and not kept else None,
             )
         if not rows:
             self._kept.drop(fence.run_id)

@@ -299,6 +299,7 @@ def _messages_in_slack(rows: Rows, slack: Simulator) -> Iterator[str]:
         said = " ".join(_words(message.get("blocks", [])))
         if row["kind"] == "card":
             yield from _card_is_true(suspensions[row["ref"]], runs[row["run_id"]], message, said)
+            yield from _leads_on(suspensions[row["ref"]], rows.outbox, row["place"], message)
         elif row["kind"] == "progress" and PROGRESS_WORDS.get(runs[row["run_id"]]["state"], "") not in said:
             yield f"{row['place']}: the run is {runs[row['run_id']]['state']}, it says {said!r}"
         elif row["kind"] == "halt":
@@ -307,6 +308,14 @@ def _messages_in_slack(rows: Rows, slack: Simulator) -> Iterator[str]:
             expired = run["halt_reason"] == "suspension_expired"
             if _button(message, "continue") != current and not (expired and current):
                 yield f"{row['place']}: Continue is {'missing' if current else 'still there'}"
+
+
+def _leads_on(suspension: Row, owed: Sequence[Row], place: str, message: Row) -> Iterator[str]:
+    """A card that was replaced leads to the one that replaced it."""
+    newer = [row["message_ts"] for row in owed if row["place"] == f"card:{suspension['replaced_by']}"]
+    link = f"/p{newer[0].replace('.', '')}" if newer and newer[0] else None
+    if suspension["status"] == "replaced" and link and link not in json.dumps(message.get("blocks", [])):
+        yield f"{place}: no link to the card that replaced it"
 
 
 def _posts(slack: Simulator) -> Counter[str]:

@@ -55,12 +55,13 @@ returning place;
 
 -- name: note_delivered(place, lease_token, version, channel, ts, now, next_place, next_content)
 -- A version stands at that reference; a newer one stays owed, and so does this one while an edit of an earlier holder
--- of the lease may still cover it. A card's first stand gives its pointer, if it has one, something to link to; each
--- gives its reminder, if it has one, something new to say; what announces a click gives that click its thread. $7: the
+-- of the lease may still cover it. A card's first stand (or another one, once it was deleted) gives its pointer, if it
+-- has one, and the card that it replaced something to link to; each gives its reminder, if it has one, something new to say; what announces a click gives that click its thread. $7: the
 -- message that goes on from this one, owed from now on. A channel that took this one is open, so what was given up
 -- there because it was closed is tried again. No row: the lease is lost.
 with earlier as (
-    select message_ts from outbox where place = $1
+    -- Its reference may be known before its delivery: a post that nobody heard of was found.
+    select delivered_version = 0 or message_ts is distinct from $5 as elsewhere from outbox where place = $1
 ), delivered as (
     update outbox set delivered_version = case when unsure_until > coalesce($6::timestamptz, now())
                                                then delivered_version else greatest(delivered_version, $3) end,
@@ -92,12 +93,20 @@ with earlier as (
     update inbox set thread_ts = coalesce(delivered.thread_ts, $5), next_attempt_at = coalesce($6::timestamptz, now())
     from delivered
     where inbox.id = substring(delivered.place from '^asked:(\d+)$')::bigint and inbox.thread_ts = ''
-), beside as (
+), beside as materialized (
+    -- Materialized: an update that waited for a row looks at it again in the plan that found it, and PostgreSQL may lose
+    -- it there when what it was found by is a flattened "union all".
     select 'notice:' || ref || ':reminder' || substr(place, length('card:' || ref) + 1) as place
     from delivered where starts_with(place, 'card:')
     union all
     select 'pointer:' || delivered.ref
-    from delivered, earlier where earlier.message_ts is null and starts_with(delivered.place, 'card:')
+    from delivered, earlier where earlier.elsewhere and starts_with(delivered.place, 'card:')
+    union all
+    select older.place
+    from delivered, earlier, suspensions newer, suspensions old, outbox older
+    where earlier.elsewhere and delivered.place = 'card:' || delivered.ref
+      and newer.id = delivered.ref and old.id = newer.replaces and old.status = 'replaced'
+      and older.run_id = delivered.run_id and older.kind = 'card' and older.ref = old.id and older.refused_at is null
 ), pointed as (
     update outbox set version = version + 1, attempts = 0, refused_at = null,
                       next_attempt_at = coalesce($6::timestamptz, now()), updated_at = coalesce($6::timestamptz, now())

@@ -1,15 +1,15 @@
--- name: load_run(run_id, claim_token, now, after, late)
+-- name: load_run(run_id, claim_token, now, after, long_from)
 -- Everything the next act depends on, as one snapshot, but the first $4 messages; with $2 only while that claim holds.
 -- A row for each message, in no order, and one without a seq, whose body is all the rest as one JSON object: rows are
 -- sent as they are read, while an array of them is copied anew as it grows. No row: no such run, or the claim is lost.
--- With $5, of a long conversation whose last turn has an approved call the messages before that turn stay unread
--- ("unread" of them), if every one is there and still what its writer encoded.
+-- Where $5 or more messages come before a last turn with an approved call, they stay unread ("unread" of them), if every
+-- message is there and still what its writer encoded; null: all are read.
 with held as (
     select * from runs r where r.id = $1 and ($2::uuid is null or (r.claim_token = $2 and r.state = 'running'))
 ), approved as (
     select s.call_seq as seq
     from held r join suspensions s on s.run_id = r.id
-    where $5::boolean and s.status = 'approved' and s.call_seq >= 16
+    where s.status = 'approved' and s.call_seq >= $5::integer
       and case when not exists (select from messages m
                                 where m.run_id = r.id and m.seq > s.call_seq
                                   and (m.role <> 'tool' or (m.answers_seq, m.answers_position) = (s.call_seq, s.call_position)))

@@ -70,7 +70,7 @@ LOOKING = Point("reads", 1, "before", "look")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A finished call as the log has it. *sends*: statements sent; *moves*: of the table of moves.
+    """A finished call as the log has it. *sends*: statements sent; *moves*: of the table of moves, or READ_LATE.
 
     *before*, *after*: which state of the world outside its process it found and left, numbered in the order in which
     they came to be; None: another call that acts was under way. *untouched*, *left*: the same for the connections.
@@ -232,7 +232,7 @@ class Tracked:
 
         async def call(*args: Any, **more: Any) -> Any:
             return await self._stage.track(
-                name, lambda: found(*args, **more), lambda result: moves_of(name, args, more, result)
+                name, lambda: found(*args, **more), lambda result: _did(name, args, more, result)
             )
 
         return call
@@ -250,6 +250,15 @@ _SAME = {
     "WorkerStore.supersede_open": "step", "WorkerStore.fail": "fail", "Desk.start": "start",
     "Desk.supersede": "supersede",
 }  # fmt: skip
+
+
+# A load that left messages unread.
+READ_LATE = "read late"
+
+
+def _did(name: str, args: tuple[Any, ...], more: dict[str, Any], result: Any) -> tuple[str, ...]:
+    late = name == "WorkerStore.load" and result.unread
+    return (READ_LATE,) if late else moves_of(name, args, more, result)
 
 
 def moves_of(name: str, args: tuple[Any, ...], more: dict[str, Any], result: Any) -> tuple[str, ...]:

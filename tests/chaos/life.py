@@ -51,7 +51,7 @@ from storage.desk_store import PgDesk
 from storage.inbox import PgInbox
 from storage.maintenance import PgMaintenance
 from storage.outbox import PgOutbox
-from storage.worker_store import PgWorkerStore
+from storage.worker_store import LONG_FROM, PgWorkerStore
 from tests.chaos.boundary import LOOKING, Point, Stage, WiredLoop
 from tests.chaos.clock import SharedClock
 from tests.chaos.target import Scripted, Target, Turn, an_agent
@@ -88,6 +88,7 @@ class Setting:
     plan: tuple[Point, ...]
     installation: Installation
     quick: bool
+    long: bool
 
     def packed(self) -> str:
         """Return everything but the clock, for a process that has it already."""
@@ -173,8 +174,11 @@ class Life:
         looking = await self._open_to_look() if LOOKING in setting.plan else self.pool
         now = self.clock.now
         self.upkeep = PgMaintenance(self.pool, now=now, stalled_s=STALLED_S)
+        long_from = 0 if setting.long else LONG_FROM
         self.worker_store = stage.port(
-            "WorkerStore", PgWorkerStore(self.pool, now=now), PgWorkerStore(looking, now=now)
+            "WorkerStore",
+            PgWorkerStore(self.pool, now=now, long_from=long_from),
+            PgWorkerStore(looking, now=now, long_from=long_from),
         )
         self.desk = stage.port("Desk", PgDesk(self.pool, now=now), PgDesk(looking, now=now))
         self.outbox = stage.port("Outbox", PgOutbox(self.pool, now=now), PgOutbox(looking, now=now))

@@ -309,6 +309,58 @@ async def _alert_taken_up(t: Theatre) -> None:
     await t.settle()
 
 
+# Resumed by a process that never saw the run, after a look: it reads the approved turn, acts, and then reads the rest.
+
+
+async def _long_approved(t: Theatre) -> None:
+    await t.say(ASK)
+    await t.deploy()
+    await t.decide()
+
+
+async def _long_one_by_one(t: Theatre) -> None:
+    """The last of three writes is approved in a process that has seen none of them."""
+    await t.say(ASK)
+    while cards := await t.open_cards():
+        await t.deploy()
+        await t.click(cards[0])
+
+
+async def _long_changed(t: Theatre) -> None:
+    """What was approved is not what would be done any more: asked anew by a process that has read the turn only."""
+    await t.say(ASK)
+    t.target.let("price", "120")
+    await t.deploy()
+    await t.decide()
+    await t.deploy()
+    await t.decide()
+
+
+async def _long_in_doubt(t: Theatre) -> None:
+    """Nobody hears how it ended; a person says."""
+    t.target.let("breaks:fax", "unheard")
+    await t.say(ASK)
+    await t.deploy()
+    await t.decide()
+    await t.decide()
+
+
+async def _long_written_to(t: Theatre) -> None:
+    """Its owner writes between the turn and the rest of the conversation."""
+    await t.say_meanwhile("send", "look again")
+    await t.say(ASK)
+    await t.deploy()
+    await t.decide()
+
+
+async def _long_stopped(t: Theatre) -> None:
+    """It is stopped between the turn and the rest of the conversation."""
+    t.target.meanwhile("send", do="stop", who=(t.team, RITA))
+    await t.say(ASK)
+    await t.deploy()
+    await t.decide()
+
+
 NEIGHBOURS = 20
 
 
@@ -391,6 +443,20 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("example", _example, {ASK: (turn("send"),)}, (1,)),
     Scenario("alert taken up", _alert_taken_up, {ASK: (turn("fax"),)}, (1,)),
     Scenario("retention", _retention, {ASK: (turn("look"),)}, (0,), forgets=True),
+    Scenario("long, approved", _long_approved, {ASK: (turn("look"), turn("send"))}, (1,), long=True),
+    Scenario(
+        "long, two writes", _long_one_by_one, {ASK: (turn("look"), turn("note", "send", "order"))}, (3,), long=True,
+    ),
+    Scenario("long, changed", _long_changed, {ASK: (turn("look"), turn("send"))}, (1,), long=True),
+    Scenario("long, in doubt", _long_in_doubt, {ASK: (turn("look"), turn("fax"))}, (1,), long=True),
+    Scenario(
+        # None, for the same reason as above: the message replaces a card that came again.
+        "long, written to", _long_written_to, {ASK: (turn("look"), turn("send")), **LOOK_AGAIN}, (0, 1), long=True,
+        stance="decline",
+    ),
+    Scenario(
+        "long, stopped", _long_stopped, {ASK: (turn("look"), turn("send"))}, (0, 1), ("halted", "answered"), long=True,
+    ),
 )  # fmt: skip
 
 
@@ -415,11 +481,12 @@ PAIRED = (
     "read", "write without approval", "approved", "two writes", "two votes", "changed", "could not check",
     "it happened", "it did not happen", "again with its key", "a person says it happened",
     "a person says it did not", "budget", "message while running", "stop in doubt",
+    "long, approved", "long, two writes",
 )  # fmt: skip
 # Those in which a process is stopped and comes back: their targets honour keys, so that the one request that was in
 # flight may be sent again.
 FROZEN = (
     "write without approval", "approved", "again with its key", "read", "declined", "two votes", "unreachable",
-    "follow-up", "supersede", "edit",
+    "follow-up", "supersede", "edit", "long, approved",
 )  # fmt: skip
 BY_NAME = {scenario.name: scenario for scenario in (*SCENARIOS, *CROWDS, DOUBLES)}

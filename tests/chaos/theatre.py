@@ -55,6 +55,7 @@ class Scenario:
 
     *ends*: states in which its runs may be then. *stance*: what people do with cards that come again ("approve",
     "decline"; "": nothing). *forgets*: its runs are removed before its end. *closed*: Slack refuses messages for good.
+    *long*: what comes before an approved call is read after it in every case, not only in half of those with a fault.
     *check*: what must hold of it besides.
     """
 
@@ -67,6 +68,7 @@ class Scenario:
     limits: Limits = field(default_factory=lambda: Limits(max_elapsed_s=10_000_000))
     forgets: bool = False
     closed: bool = False
+    long: bool = False
     check: Callable[["Theatre"], Awaitable[list[str]]] = _nothing_more
 
 
@@ -537,7 +539,8 @@ async def theatre(house: House, scenario: Scenario, plan: tuple[Point, ...]) -> 
     target = Target(place / "ledger", house.clock)
     # A request on its way is the harder for whoever comes soon.
     late = any(point.phase == "late" for point in plan)
-    quick = late or sum(map(ord, "".join(map(str, plan)))) % 2 == 0
+    toss = sum(map(ord, "".join(map(str, plan))))
+    quick = late or toss % 2 == 0
     played: Theatre | None = None
     try:
         async with Simulator() as slack:
@@ -553,6 +556,7 @@ async def theatre(house: House, scenario: Scenario, plan: tuple[Point, ...]) -> 
                 plan,
                 house.installation,
                 quick,
+                scenario.long or (bool(plan) and toss // 2 % 2 == 0),
             )
             played = Theatre(setting, scenario, slack, house, target)
             try:

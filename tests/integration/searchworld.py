@@ -136,7 +136,7 @@ class Elsewhere(PgWorkerStore):
     """The store of a process that has never seen the run. *left*: takes "read later" when a load left messages out."""
 
     def __init__(self, world: World, left: set[str]) -> None:
-        super().__init__(world.pool, now=world.time)
+        super().__init__(world.pool, now=world.time, long_from=0)  # the conversations here are short
         self._left = left
 
     async def load(self, fence: Fence, *, late: bool = False) -> RunView:

@@ -11,7 +11,7 @@ import pytest
 
 from storage.maintenance import PgMaintenance
 from storage.worker_store import PgWorkerStore
-from tests.chaos.boundary import LOOKING, Call, Point
+from tests.chaos.boundary import LOOKING, READ_LATE, Call, Point
 from tests.chaos.places import Case, distinct, kinds_of, kinds_tried, never_made, places_of
 from tests.chaos.run import frozen_cases, places_in
 from tests.chaos.scenarios import CROWDS, FROZEN, SCENARIOS
@@ -31,6 +31,15 @@ def fault_free(postgres: str, template: str) -> list[Report]:
 def test_every_scenario_ends_well_without_a_fault(fault_free: list[Report]) -> None:
     """What follows would mean nothing otherwise."""
     assert broken(fault_free) == []
+
+
+def test_long_conversations_are_read_after_the_effect(fault_free: list[Report]) -> None:
+    """Else the scenarios that are about it would say nothing; the others are played with every message at once."""
+    late = {report.scenario for report in fault_free if any(READ_LATE in call.moves for call in report.calls)}
+    assert late == {scenario.name for scenario in SCENARIOS if scenario.long}
+    for report in fault_free:
+        read = [READ_LATE in call.moves for call in report.calls if call.name in ("WorkerStore.load", "Tool.execute")]
+        assert read[-1:] != [True], f"{report.scenario}: the rest was never read"
 
 
 def test_what_only_looks_changes_nothing(postgres: str, template: str) -> None:

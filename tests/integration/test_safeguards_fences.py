@@ -78,7 +78,8 @@ async def test_a_statement_that_goes_on_needs_that_very_claim(world: World, hold
     assert await world.pool.fetchval(sql.intend_action.text, *who, *batch, *intended) is None
     assert await world.pool.fetchval(sql.conclude_calls.text, *who, *batch, *[[]] * 9, world.now) is None
     assert (
-        await sql.load_run.row(world.pool, run_id=who[0], claim_token=who[1], now=world.now, after=0, late=True) is None
+        await sql.load_run.row(world.pool, run_id=who[0], claim_token=who[1], now=world.now, after=0, long_from=0)
+        is None
     )
     assert await world.everything() == before
 

@@ -20,7 +20,7 @@ from core.loop import Loop
 from core.ports import Batch, Fence
 from core.run import RunView
 from storage import sql
-from storage.worker_store import PgWorkerStore
+from storage.worker_store import LONG_FROM, PgWorkerStore
 from tests.integration.storeworld import World, clicker, result, said, turn, world_on
 from tests.unit.coreworld import Deed, Numbers, People, Read, Script, Write, call, says
 
@@ -173,9 +173,18 @@ async def test_what_is_not_proved_is_read_at_once(world: World, statement: str) 
 
 async def test_a_short_conversation_is_read_at_once(world: World) -> None:
     resumed, elsewhere = Resumed(world), Elsewhere(world)
-    await resumed.suspended(earlier=5)
-    view = await elsewhere.load(await resumed.press(), late=True)
-    assert (view.unread, [stored.seq for stored in view.messages]) == (0, list(range(6)))
+    await resumed.suspended(earlier=LONG_FROM - 1)
+    fence = await resumed.press()
+    view = await elsewhere.load(fence, late=True)
+    assert (view.unread, [stored.seq for stored in view.messages]) == (0, list(range(LONG_FROM)))
+    anything_is_long = PgWorkerStore(world.pool, now=world.time, long_from=0)
+    assert (await anything_is_long.load(fence, late=True)).unread == LONG_FROM - 1
+
+
+async def test_a_conversation_is_long_from_there_on(world: World) -> None:
+    resumed, elsewhere = Resumed(world), Elsewhere(world)
+    await resumed.suspended(earlier=LONG_FROM + 1)
+    assert (await elsewhere.load(await resumed.press(), late=True)).unread == LONG_FROM + 1
 
 
 async def test_who_did_not_ask_for_it_and_who_lost_the_claim(world: World) -> None:

@@ -219,6 +219,52 @@ async def test_a_card_is_rendered_from_its_rows_with_the_older_version_beside_it
     assert inputs.links == {f"card:{old.id}": ("C1", "1.1")}
 
 
+async def test_a_replaced_card_is_said_again_once_there_is_a_newer_one_to_link_to(world: World) -> None:
+    """Which of the two goes out first is chance; a replaced card that leads nowhere is a dead end."""
+    fence, (old,) = await world.approved("send")
+    new = an_ask(fence.run_id, old.call, replaces=old.id)
+    await world.worker.suspend(fence, Batch(), await world.value("select news from runs"), [new])
+    rows = {row.ref: row for row in await world.outbox.take(50, 30) if row.kind == "card"}
+    await world.outbox.delivered(rows[old.id], rows[old.id].version, "C1", "1.1")
+    assert not await world.outbox.take(50, 30)
+    await world.outbox.delivered(rows[new.id], rows[new.id].version, "C1", "2.2")
+    again = await _take(world, "card")
+    assert again.place == f"card:{old.id}"
+    assert (await world.outbox.render_inputs(again)).links[f"card:{new.id}"] == ("C1", "2.2")
+    await world.outbox.delivered(again, again.version, "C1", "1.1")
+    # The newer one's next versions stand where the first did.
+    await world.desk.decide(new.id, new.token, new.digest, clicker(), approve=True)
+    newest = await _take(world, "card")
+    await world.outbox.delivered(newest, newest.version, "C1", "2.2")
+    assert not [row for row in await world.outbox.take(50, 30) if row.kind == "card"]
+    # Deleted, and posted afresh elsewhere in the thread.
+    await world.pool.execute("update outbox set version = version + 1 where place = $1", newest.place)
+    afresh = await _take(world, "card")
+    await world.outbox.delivered(afresh, afresh.version, "C1", "3.3")
+    assert (await _take(world, "card")).place == f"card:{old.id}"
+
+
+async def test_what_links_to_a_card_hears_of_one_that_was_found(world: World) -> None:
+    """A post whose answer was lost is found: its reference is noted before it is delivered."""
+    _, (ask,) = await world.suspended(policy=Approval(by="anyone", channel="C0MANAGERS"))
+    rows = {row.place: row for row in await world.outbox.take(50, 30) if row.kind == "card"}
+    card, pointer = rows[f"card:{ask.id}"], rows[f"pointer:{ask.id}"]
+    await world.outbox.delivered(pointer, pointer.version, "C1", "1.1")
+    assert await world.outbox.reference(card, "C0MANAGERS", "2.2")
+    await world.outbox.delivered(card, card.version, "C0MANAGERS", "2.2")
+    assert (await _take(world, "card")).place == pointer.place
+
+
+async def test_a_replaced_card_that_slack_refuses_is_not_tried_again_for_its_link(world: World) -> None:
+    fence, (old,) = await world.approved("send")
+    new = an_ask(fence.run_id, old.call, replaces=old.id)
+    await world.worker.suspend(fence, Batch(), await world.value("select news from runs"), [new])
+    rows = {row.ref: row for row in await world.outbox.take(50, 30) if row.kind == "card"}
+    assert await world.outbox.refused(rows[old.id], "message_not_found")
+    await world.outbox.delivered(rows[new.id], rows[new.id].version, "C2", "2.2")
+    assert not [row for row in await world.outbox.take(50, 30) if row.ref == old.id]
+
+
 async def test_a_card_says_when_an_identical_call_succeeded(world: World) -> None:
     fence, (ask,) = await world.approved(arguments={"quote": "Q-1", "amount": 1.5})
     action = an_action(fence.run_id, ask.call, ask.arguments, suspension_id=ask.id)

@@ -13,6 +13,7 @@ from storage import sql
 from storage.commits import SharedCommits, together
 from storage.database import open_pool
 from storage.rows import batch_columns
+from storage.worker_store import LONG_FROM
 from tests.conftest import POOLED
 from tests.integration.storeworld import World, an_action, result, turn, world_on
 
@@ -90,7 +91,7 @@ async def plans(world: World, fence: Fence, *, done: bool = False) -> dict[str, 
         "answer_run": (*who, *columns, 0, "{}", None),
         "intend_action": (*who, *columns, *key),
         "conclude_calls": (*who, *columns, [1], [0], ["d"], ["succeeded"], [None], [], [], [], [], None),
-        "load_run": (*who, None, 0, True),
+        "load_run": (*who, None, 0, LONG_FROM),
         "explain_conflict": who,
         "claim_runs": (world.worker_id, 8, 16, "", None),
     }

@@ -469,6 +469,29 @@ async def test_of_two_deliverers_of_one_card_the_late_one_does_not_count(world: 
     assert await world.value("select delivered_version from outbox where place = $1", place) == 4
 
 
+@pytest.mark.parametrize("off", ["", "seqscan", "nestloop", "seqscan hashjoin"])
+@BOTH_ORDERS
+async def test_a_replaced_card_delivered_together_with_the_newer_one_is_owed_its_link(
+    world: World, reverse: bool, off: str
+) -> None:
+    """By whatever plan the other card was found: one that waits for its row may not lose it."""
+    name = await world.value("select current_database()")
+    for way in off.split():
+        await world.pool.execute(f'alter database "{name}" set enable_{way} = off')
+    await world.pool.expire_connections()
+    fence, (old,) = await world.approved("send")
+    new = an_ask(fence.run_id, old.call, replaces=old.id)
+    await world.worker.suspend(fence, Batch(), await world.value("select news from runs"), [new])
+    rows = {row.ref: row for row in await world.outbox.take(50, 30) if row.kind == "card"}
+
+    def delivers(ref: str) -> Callable[[], Awaitable[bool]]:
+        return lambda: world.outbox.delivered(rows[ref], rows[ref].version, "C1", "1.1" if ref == old.id else "2.2")
+
+    moves = [delivers(old.id), delivers(new.id)]
+    assert await _in_commit(world, *(moves[::-1] if reverse else moves), table="outbox") == [True, True]
+    assert [row.ref for row in await world.outbox.take(50, 30) if row.kind == "card"] == [old.id]
+
+
 async def test_two_drains_supersede_one_run_once(world: World) -> None:
     run_id, _ = await world.suspended()
     one, two = await world.letter("no"), await world.letter("yes but")

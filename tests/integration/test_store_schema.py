@@ -9,6 +9,7 @@ from core.ports import Batch
 from core.run import ActionState, HaltReason, RunState, SuspensionKind, SuspensionStatus
 from storage import sql
 from storage.rows import batch_columns
+from storage.worker_store import LONG_FROM
 from tests.integration.storeworld import World, an_ask, clicker, world_on
 
 
@@ -102,7 +103,7 @@ async def test_a_hundred_thousand_suspended_runs_are_in_nobodys_way(world: World
         ask.id,
     )
     claim = await _plan(world, sql.claim_runs, world.worker_id, 5, 16, "", None)
-    load = await _plan(world, sql.load_run, run_id, None, None, 0, True)
+    load = await _plan(world, sql.load_run, run_id, None, None, 0, LONG_FROM)
     expire = await _plan(world, sql.list_runs_with_expired, 50, None)
     lock = await _plan(world, sql.lock_suspension, ask.id, None)
     for plan in (claim, load, expire, lock):
