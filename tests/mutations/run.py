@@ -19,6 +19,7 @@ Exit code: 0 every mutation was noticed; 1 at least one survived; 2 something co
 stand there any more, tests that fail without a mutation or cannot run).
 """
 
+import argparse
 import asyncio
 import os
 import shutil
@@ -321,13 +322,20 @@ def _told(judged: Judged) -> str:
     return "\n".join(lines)
 
 
+def _asked(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="make mutants", description="Break each safeguard in turn.")
+    parser.add_argument("words", nargs="*", help="only those whose name contains one of the words")
+    parser.add_argument("--why", action="store_true", help="say which test noticed each, with its first words")
+    parser.add_argument("--lanes", type=int, default=LANES, help="how many at a time (%(default)s)")
+    return parser.parse_args(arguments)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run; return the exit code."""
     begun = time.monotonic()
-    why = "--why" in arguments
-    at_once = next((int(each[8:]) for each in arguments if each.startswith("--lanes=")), LANES)
-    words = [each for each in arguments if not each.startswith("--")]
-    chosen = mutations(words)
+    asked = _asked(arguments)
+    why, at_once = asked.why, asked.lanes
+    chosen = mutations(asked.words)
     if not chosen:
         print("there is no such mutation; the names are:", *(mutation.name for mutation in mutations()), sep="\n  ")
         return 2
