@@ -9,7 +9,9 @@ third of the lease, which is asserted at start; and a process that may be taken 
 import asyncio
 import logging
 import math
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from core.errors import Misconfigured, StoreUnavailable
@@ -27,6 +29,16 @@ BEATS_AFTER_AN_OUTAGE = 10
 BEATS_IN_A_LEASE = 20
 # Others may take a process whose session lock is free for dead this long after its last beat (storage.maintenance).
 BELIEVED_ALIVE_S = 4.0
+# The clock that goes on while the host sleeps (a closed laptop): Linux's own one, elsewhere (macOS) the one that
+# POSIX calls monotonic. Source: clock_gettime(2) of Linux, clock_gettime(3) of macOS.
+_GOES_ON = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def asleep_s() -> float:
+    """Return for how long this host was suspended, from some moment on, in tenths; time.monotonic() leaves that out."""
+    if _GOES_ON is None:
+        return 0.0
+    return round(time.clock_gettime(_GOES_ON) - time.monotonic(), 1)
 
 
 class Pulse(Protocol):
@@ -44,23 +56,28 @@ class Pulse(Protocol):
 
 
 class Heartbeat:
-    """Beats until stopped. *streak*: beats in a row since the last failure."""
+    """Beats until stopped. *streak*: beats in a row since the last failure. *asleep*: as ``asleep_s``; a test's own."""
 
-    def __init__(self, pulse: Pulse, clock: Clock, lease_s: float) -> None:
+    def __init__(self, pulse: Pulse, clock: Clock, lease_s: float, asleep: Callable[[], float] = asleep_s) -> None:
         if lease_s < 3 * BEAT_EVERY_S:
             raise Misconfigured([f"ATLAS_LEASE_S={lease_s:g} is below {3 * BEAT_EVERY_S:g} s, three beats: raise it"])
         self.pulse = pulse
         self.clock = clock
+        self.asleep = asleep
         self.lease_s = lease_s
         self.streak = 0
         self._wanted = BEATS_BEFORE_JUDGING
         self._beat_at = -math.inf
         self._beats: deque[float] = deque(maxlen=BEATS_IN_A_LEASE)
 
+    def _now(self) -> float:
+        """Return seconds that pass while the host is suspended, too: everybody's last beat is as old after it."""
+        return self.clock.monotonic() + self.asleep()
+
     @property
     def believed(self) -> bool:
         """Say whether nobody can have taken this process for dead: what it claims now is not taken from it at once."""
-        return self.clock.monotonic() - self._beat_at < BELIEVED_ALIVE_S
+        return self._now() - self._beat_at < BELIEVED_ALIVE_S
 
     @property
     def may_judge(self) -> bool:
@@ -70,12 +87,12 @@ class Heartbeat:
     @property
     def may_judge_leases(self) -> bool:
         """Say whether a lapsed lease may be believed: also of a database that comes and goes."""
-        often = len(self._beats) == BEATS_IN_A_LEASE and self.clock.monotonic() - self._beats[0] < self.lease_s
+        often = len(self._beats) == BEATS_IN_A_LEASE and self._now() - self._beats[0] < self.lease_s
         return self.may_judge or (self.believed and often)
 
     async def beat(self) -> None:
         """Beat once. Raises: StoreUnavailable."""
-        sent_at = self.clock.monotonic()  # it counts from when it was sent: this process may be stopped meanwhile
+        sent_at = self._now()  # it counts from when it was sent: this process may be stopped meanwhile
         if self._beats and not self.believed:
             self._missed()  # it stood still, perhaps with its whole host: others had no chance to beat, either
         try:

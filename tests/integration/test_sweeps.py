@@ -6,8 +6,11 @@ import asyncpg
 import pytest
 
 from jobs import expire_suspensions, retention
+from jobs.heartbeat import BEATS_AFTER_AN_OUTAGE, Heartbeat
+from jobs.reap_orphans import ReapOrphans
 from tests.benchmarks.crowd import copies
 from tests.integration.storeworld import World, world_on
+from tests.unit.coreworld import FakeClock
 
 DAY_S = 86_400
 BATCH = 5
@@ -59,3 +62,43 @@ async def test_all_that_is_due_expires_in_one_round(
     assert await expire_suspensions.ExpireSuspensions(world.upkeep).run_once() == 13
     assert await world.value("select array_agg(distinct state) from runs") == ["halted"]
     assert await world.value("select count(*) from outbox where place like 'notice:%:expired'") == 13
+
+
+class Beats:
+    """Where beats go: the row of the world's one process."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    async def beat(self) -> None:
+        """Beat, registering the process first."""
+        if not await self.world.upkeep.beat(self.world.worker_id):
+            await self.world.upkeep.register(self.world.worker_id, "here", 1, "worker", 7, holds_lock=False)
+
+    async def end(self) -> None:
+        """Leave."""
+
+
+async def test_a_host_that_slept_takes_no_run_from_itself(world: World) -> None:
+    """A laptop that was closed: PostgreSQL's time went on, this process's monotonic clock did not, and the job that
+    reaps is due before the next beat."""
+    clock, asleep = FakeClock(), 0.0
+    heartbeat = Heartbeat(Beats(world), clock, 90.0, asleep=lambda: asleep)
+    reaper = ReapOrphans(world.upkeep, heartbeat, 90.0)
+
+    async def second() -> None:
+        await heartbeat.beat()
+        clock.now += 1
+        world.pass_time(1)
+
+    for _ in range(20):
+        await second()
+    fence = await world.started()
+    assert fence.claim_token in {held.claim_token for held in await world.worker.claims_of(world.worker_id)}
+    asleep = 600.0
+    world.pass_time(600)
+    for _ in range(BEATS_AFTER_AN_OUTAGE + 1):
+        assert (await reaper.run_once()).reaped == ()
+        await second()
+    assert await world.value("select crashes from runs where id = $1", fence.run_id) == 0
+    assert await world.value("select claim_token::text from runs where id = $1", fence.run_id) == fence.claim_token

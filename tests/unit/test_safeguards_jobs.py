@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from core.errors import Misconfigured, StoreUnavailable
-from jobs.heartbeat import BEATS_AFTER_AN_OUTAGE, BELIEVED_ALIVE_S, Heartbeat
+from jobs.heartbeat import BEATS_AFTER_AN_OUTAGE, BELIEVED_ALIVE_S, Heartbeat, asleep_s
 from jobs.reap_orphans import BATCH, ReapOrphans
 from jobs.scheduler import Schedule
 from storage.maintenance import QUICK_AFTER_S
@@ -113,21 +113,32 @@ async def test_a_database_that_comes_and_goes_leaves_no_dead_process_its_runs() 
     assert ((await reap.run_once()).reaped, orphans.asked) == ((), 1)
 
 
-async def test_a_host_that_stood_still_judges_nobody_at_once() -> None:
+@pytest.mark.parametrize("suspended", [False, True])
+async def test_a_host_that_stood_still_judges_nobody_at_once(suspended: bool) -> None:
     """A machine that was paused with all that runs on it: everybody's last beat is old, and a job that is overdue may
-    come before the first beat."""
-    clock, orphans = Clock(), Orphans(1)
-    heartbeat = Heartbeat(Pulse(), clock, lease_s=90)
+    come before the first beat. *suspended*: asleep, so that its monotonic clock stood still as well."""
+    clock, orphans, asleep = Clock(), Orphans(1), 0.0
+    heartbeat = Heartbeat(Pulse(), clock, lease_s=90, asleep=lambda: asleep)
     reap = ReapOrphans(orphans, heartbeat, lease_s=90)
     for _ in range(30):
         clock.seconds += 1
         await heartbeat.beat()
-    clock.seconds += 100
+    if suspended:
+        asleep = 100.0
+    else:
+        clock.seconds += 100
     for _ in range(BEATS_AFTER_AN_OUTAGE):
         assert (await reap.run_once()).reaped == (await reap.run_once(quick=True)).reaped == ()
         clock.seconds += 1
         await heartbeat.beat()
     assert (await reap.run_once()).reaped == ("run1.0",)
+
+
+def test_for_how_long_this_host_was_suspended_stands_still_while_it_is_awake() -> None:
+    """In tenths, so that it adds nothing to two times that are compared."""
+    before = asleep_s()
+    assert before == round(before, 1)
+    assert asleep_s() == before
 
 
 async def test_a_process_whose_beats_fail_is_soon_not_believed_alive() -> None:
