@@ -274,11 +274,16 @@ class Calls:
             return of_kind(await prepared.tool.preview(prepared.args, ctx), Preview)
 
         preview = await checked(self.holder.clock, "the preview", ask, patience_s)
-        size = len(preview.model_dump_json())
-        if size > PREVIEW_LIMIT:
-            raise ToolFailed(
-                f"what it would do is too large for a person to look at ({size} characters); do it in parts"
-            )
+        try:
+            text = preview.model_dump_json(warnings=False)
+            if len(text) > PREVIEW_LIMIT:
+                raise ToolFailed(
+                    f"what it would do is too large for a person to look at ({len(text)} characters); do it in parts"
+                )
+            # A copy with other fields, or one made past its checks, may be none that a row gives back.
+            preview = Preview.model_validate_json(text)
+        except ValueError as error:
+            raise Undigestible(f"what it would do cannot be shown: {words_of(error)}") from error
         return preview, digest_of(prepared.tool.name, prepared.tool.version, prepared.arguments, preview)
 
     # -- asking a person --------------------------------------------------------------------------------------

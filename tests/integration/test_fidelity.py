@@ -21,7 +21,7 @@ from core.run import HaltReason
 from storage.worker_store import PgWorkerStore
 from tests.integration.storeworld import DEADLINE_S, World, clicker, world_on
 from tests.integration.test_faults_durable import ASK, LEASE_S, Place
-from tests.unit.coreworld import Script, call, says
+from tests.unit.coreworld import Deed, Script, call, says
 from tests.unit.test_core_conversation import same
 
 MEGABYTE = "0123456789abcdé\U0001f600" * 65_536
@@ -224,3 +224,66 @@ async def test_what_can_be_stored_is_executed_as_it_is_over_a_crash(
     assert await place.results(fence.run_id) == ['{"put": true}']
     assert await world.value("select array_agg(state) from actions") == ["succeeded"]
     assert await world.state(fence.run_id) == "answered"
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+class Wider(Preview):
+    """A preview with a field that no row gives back."""
+
+    colour: str = "green"
+
+
+UNSHOWABLE: dict[str, Callable[[], Preview]] = {
+    "half a pair in a copy": lambda: Preview(title="Send").model_copy(update={"text": "half \ud83d"}),
+    "no text": lambda: Preview(title="Send").model_copy(update={"title": math.nan}),
+    "no JSON": lambda: Preview(title="Send").model_copy(update={"totals": {"sum": object()}}),
+    "a field of its own": lambda: Wider(title="Send"),
+}
+
+
+@pytest.mark.parametrize("after_approval", [False, True], ids=["before a card", "after the approval"])
+@pytest.mark.parametrize("how", UNSHOWABLE)
+async def test_what_cannot_be_shown_exactly_is_refused_before_anything_begins(
+    world: World, how: str, after_approval: bool
+) -> None:
+    """A preview past its own checks: the model is told, nothing is done, and the run is nobody's defect."""
+    made: list[Preview] = []
+
+    def preview(ctx: ToolContext) -> Preview:
+        made.append(Preview(title="Send") if after_approval and not made else UNSHOWABLE[how]())
+        return made[-1]
+
+    place = Place(world, Script(says("", call()), says("Then not.")), deed=Deed(policy=ASK, preview=preview))
+    fence = await world.started()
+    await place.loop(fence).run()
+    if after_approval:
+        await approved(world, place, fence.run_id)
+        another_process(world)
+        await place.work()
+    assert await world.state(fence.run_id) == "answered"
+    (told,) = await place.results(fence.run_id)
+    assert json.loads(told)["error"] == "tool_failed"
+    assert "cannot be shown" in told
+    assert place.done == []
+    assert await world.value("select count(*) from actions") == 0
+    assert await world.value("select count(*) from suspensions") == after_approval
+    if after_approval:
+        assert await world.value("select settled_kind from suspensions") == "not_executed"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [Preview.model_construct(title="nul \0"), Preview(title="Send").model_copy(update={"fields": {"\udc00": "1"}})],
+    ids=["a title alone", "half a pair in a key"],
+)
+async def test_what_can_be_shown_with_a_mark_in_its_place_is_shown_and_executed(world: World, odd: Preview) -> None:
+    """Made without its defaults and with a NUL; with a name that is no text: card, digest and row have the same."""
+    place = Place(world, Script(says("", call()), says("Done.")), deed=Deed(policy=ASK, preview=lambda ctx: odd))
+    run_id = await place.suspended()
+    another_process(world)
+    await approved(world, place, run_id)
+    await place.work()
+    assert (len(place.done), await world.state(run_id)) == (1, "answered")
+    assert await world.value("select count(*) from suspensions") == 1
