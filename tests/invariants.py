@@ -7,7 +7,7 @@ broken promise. Failure it can cause: a promise missing here is a promise that n
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -25,6 +25,10 @@ Row = dict[str, Any]
 # Buttons whose ack says that a decision is recorded. Decline is none: it opens a form, whose submission decides.
 DECISIONS = ("approve", "happened", "did_not_happen")
 FORMS = ("decline_reason", "details_approve")
+# A form that may be acked with what is wrong in it; a decision only when it is acked as "clear".
+EDIT_FORM = "edit_arguments"
+# Buttons and commands that move a run; each attempt is on record.
+RUN_ACTS = ("continue", "stop")
 # What a card says, by the status of its suspension; by what became of it, after an approval.
 CARD_WORDS = {
     "declined": "Declined",
@@ -376,11 +380,12 @@ def _acked(rows: Rows, slack: Simulator) -> Iterator[str]:
     envelopes = {r["envelope_id"]: r["envelope"] for r in records if r["kind"] == "envelope"}
     # Over a socket an ack is known or not; over HTTP it is a status.
     acks = [r for r in records if r["kind"] == "ack" and (r["status"] == 200 if "status" in r else r["known"])]
-    acked = [envelope for ack in acks if (envelope := envelopes[ack["envelope_id"]])]
+    acked = [(envelope, ack) for ack in acks if (envelope := envelopes[ack["envelope_id"]])]
     bot = slack.workspace.bot_user_id
     stored = {(row["channel_id"], row["ts"]) for row in rows.inbox}
     clicks: Counter[tuple[str, str]] = Counter()
-    for envelope in acked:
+    moves: Counter[tuple[str, str, str]] = Counter()
+    for envelope, ack in acked:
         payload = envelope["payload"]
         if envelope["type"] == "events_api":
             event = payload["event"]
@@ -391,14 +396,28 @@ def _acked(rows: Rows, slack: Simulator) -> Iterator[str]:
         elif payload.get("type") == "block_actions":
             values = [a.get("value") for a in payload["actions"] if a["action_id"] in DECISIONS]
             clicks.update((pressed, payload["user"]["id"]) for value in values if (pressed := _pressed(value)))
-        elif payload.get("type") == "view_submission" and payload["view"]["callback_id"] in FORMS:
-            pressed = _pressed(payload["view"]["private_metadata"])
+            acts = [a for a in payload["actions"] if a["action_id"] in RUN_ACTS]
+            moves.update(
+                (run, act["action_id"], payload["user"]["id"]) for act in acts if (run := _pressed(act["value"], "r"))
+            )
+        elif payload.get("type") == "view_submission":
+            form = payload["view"]["callback_id"]
+            decides = form in FORMS or (form == EDIT_FORM and _cleared(ack))
+            pressed = _pressed(payload["view"]["private_metadata"]) if decides else None
             clicks.update([(pressed, payload["user"]["id"])] if pressed else [])
+        elif envelope["type"] == "slash_commands":
+            words = payload["text"].split()
+            if len(words) == 2 and words[0] in RUN_ACTS:
+                moves.update([(words[1], words[0], payload["user_id"])])
     audited = Counter((entry["suspension_id"], entry["by"]) for entry in rows.audit)
     known = {suspension["id"] for suspension in rows.suspensions}
     for (suspension, user), count in clicks.items():
         if suspension in known and audited[suspension, user] < count:
             yield f"{count} acked clicks of {user} on {suspension}, {audited[suspension, user]} recorded"
+    attempts = Counter((entry["run_id"], entry["act"], entry["by"]) for entry in rows.audit)
+    for (run_id, act, user), count in moves.items():
+        if run_id in {run["id"] for run in rows.runs} and attempts[run_id, act, user] < count:
+            yield f"{count} acked acts of {user} to {act} {run_id}, {attempts[run_id, act, user]} recorded"
     said_by = Counter(
         (row["run_id"], json.loads(row["body"])["text"]) for row in rows.messages if row["role"] == "user"
     )
@@ -415,10 +434,18 @@ def _heard(event: Row) -> bool:
     return event["type"] == "app_mention" or event.get("channel_type") == "im"
 
 
-def _pressed(value: str | None) -> str | None:
-    """Return the suspension that a button's value names."""
+def _cleared(ack: Row) -> bool:
+    """Say whether a form's ack closed it, over a socket or HTTP."""
+    answer = ack["payload"] if "payload" in ack else ack["body"].replace(" ", "")
+    if isinstance(answer, str):
+        return '"response_action":"clear"' in answer
+    return isinstance(answer, dict) and answer.get("response_action") == "clear"
+
+
+def _pressed(value: str | None, key: str = "s") -> str | None:
+    """Return the suspension ("s") or the run ("r") that a button's value names."""
     try:
-        return str(json.loads(value or "")["s"])
+        return str(json.loads(value or "")[key])
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -429,10 +456,14 @@ def _alerts(rows: Rows, slack: Simulator, channel: str) -> Iterator[str]:
     standing = slack.bot_messages(channel)
     if len(standing) != len(owed):
         yield f"{len(owed)} alerts owed, {len(standing)} messages in the alert channel"
-    places: Iterable[str] = [row["place"] for row in owed]
+    places = [row["place"] for row in owed]
     for run in rows.runs:
         if run["state"] == "failed" and f"alert:failed:{run['id']}" not in places:
             yield f"run {run['id']} failed without an alert"
+        if run["state"] == "halted" and run["halt_reason"] == "outcome_unknown":
+            halt = f"{run['id']}:{run['halts']}"
+            if not {f"alert:outcome-unknown:{halt}", f"alert:unknown:{halt}"} & set(places):
+                yield f"run {run['id']} halted with an unknown outcome, without an alert"
     for suspension in rows.suspensions:
         if suspension["kind"] == "outcome" and f"alert:suspension:{suspension['id']}" not in places:
             yield f"nobody was told that {suspension['id']} asks whether something happened"

@@ -33,6 +33,7 @@ BREAKAGES = [
      "update messages set answers_position = 0 where role = 'tool'", "have no result"),
     ("update outbox set message_ts = '1.' || message_ts where kind = 'answer'",
      "update outbox set message_ts = substr(message_ts, 3) where kind = 'answer'", "no message stands for it"),
+    ("update audit set by = 'x' || by", "update audit set by = substr(by, 2)", "1 acked clicks of"),
     ("update inbox set handled_at = null", "update inbox set handled_at = now()", "nobody has handled it"),
     ("update inbox set ts = '1.' || ts", "update inbox set ts = substr(ts, 3)", "acked, and not stored"),
 ]  # fmt: skip
@@ -76,3 +77,43 @@ async def test_each_broken_promise_is_seen(shop: Stack) -> None:
 async def _found(shop: Stack, effects: list[Effect] | None = None) -> list[str]:
     done = [Effect(effect.key) for effect in shop.workshop.effects()] if effects is None else effects
     return await violations(await shop.pool(), done, shop.slack, "C0ATLASOPS1", needs_approval=frozenset({"pay"}))
+
+
+# The same after a run was stopped by command, continued by its button and edited in its form.
+ACTS = [
+    ("update audit set act = 'x' || act where act = 'stop'", "update audit set act = 'stop' where act = 'xstop'",
+     "to stop"),
+    ("update audit set act = 'x' || act where act = 'continue'",
+     "update audit set act = 'continue' where act = 'xcontinue'", "to continue"),
+    ("update audit set by = 'x' || by where act = 'edit'", "update audit set by = substr(by, 2) where act = 'edit'",
+     "acked clicks of"),
+    ("update runs set halt_reason = 'outcome_unknown' where state = 'halted'",
+     "update runs set halt_reason = 'stopped_by_user' where state = 'halted'", "without an alert"),
+]  # fmt: skip
+
+
+async def test_an_acked_act_without_its_record_is_seen(shop: Stack) -> None:
+    """A stop, a continue and an edit that Slack was told are done leave a record each."""
+    shop.workshop.think = script(call(("pay", {"what": "rent"})), call(("pay", {"what": "rent"})), say("Paid."))
+    await shop.serve()
+    thread = await shop.ask("@Atlas pay the rent")
+    await shop.card(thread)
+    run = await shop.run(thread)
+    await shop.command(f"stop {run['id']}")
+    await shop.until(thread, "stopped_by_user")
+    await shop.press(await shop.halt_card(thread), "continue", thread=thread)
+    card = await shop.card(thread, 2)
+    edited = {"what": {"value": {"type": "plain_text_input", "value": "half the rent"}}}
+    assert (await shop.fill(card, "edit", "edit_arguments", lambda _: edited)).state == "acked"
+    await shop.card(thread, 3)
+    await shop.command(f"stop {run['id']}")
+    await shop.until(thread, "stopped_by_user")
+    await shop.check()
+    shop.bots[0].kill()
+    for broken, undone, said in ACTS:
+        await shop.rows(broken)
+        found = await _found(shop)
+        assert any(said in line for line in found), (broken, found)
+        await shop.rows(undone)
+        await shop.rows("delete from watched")
+    assert await _found(shop) == []
