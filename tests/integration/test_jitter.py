@@ -146,6 +146,7 @@ def begin(place: Path, test: str, *options: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [sys.executable, ROOT / "tests/jitter/run.py", *options, "-n0", "-q", f"{place / 'test_played.py'}::{test}"],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env={**os.environ, "TMPDIR": str(place)},  # what a killed run leaves behind goes with the test
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.jitter.stopper import STOPPED, Family
+from tests.jitter.stopper import STOPPED, Family, tell
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -72,7 +72,8 @@ def play(run: Path, options: argparse.Namespace, pytest: list[str]) -> int:
             try:
                 tests.wait(END_WITHIN_S)
             except subprocess.TimeoutExpired:
-                os.killpg(tests.pid, signal.SIGKILL)
+                for seen in Family(run).members():
+                    tell(seen, signal.SIGKILL)
                 tests.wait()
         shutil.rmtree(run / STOPPED)  # nor is anything kept stopped that tests forgot
         continue_all(run)
