@@ -19,6 +19,7 @@ from bot.pace import Pace
 from bot.presence import Presence
 from bot.reach import TRIES_TO_REACH, Copies, Members, Reach
 from bot.slack import CALL_ERRORS, REQUEST_TIMEOUT_S, CallFailed, Failure, FailureKind, Installation, read_failure
+from core.asleep import asleep_s
 from core.errors import CouldNotCheck, StoreUnavailable
 from core.ports import Clock, OutboxRow, RenderInputs
 from core.run import SuspensionStatus
@@ -109,7 +110,7 @@ class Delivery:
 
     async def run_once(self, limit: int) -> int:
         """Deliver up to *limit* owed messages; return how many were taken. Raises: StoreUnavailable."""
-        taken_at = self.clock.monotonic()  # before it is sent: a process that is stopped meanwhile has no lease left
+        taken_at = self._now_s()  # before it is sent: a process that is stopped meanwhile has no lease left
         rows = await self.outbox.take(limit, LEASE_S, self.owner)
         await asyncio.gather(*(self._guarded(row, taken_at) for row in rows))
         return len(rows)
@@ -139,7 +140,7 @@ class Delivery:
 
     async def _start_some(self) -> None:
         room = IN_FLIGHT - len(self._in_flight)
-        taken_at = self.clock.monotonic()  # before it is sent, as above
+        taken_at = self._now_s()  # before it is sent, as above
         rows = await self.outbox.take(room, LEASE_S, self.owner) if room > 0 else []
         for row in rows:
             task = asyncio.create_task(self._guarded(row, taken_at))
@@ -252,10 +253,10 @@ class Delivery:
         if self._lease_left(taken_at) < self.request_timeout_s:
             await self.outbox.retry(row, "its turn came late", 0.0)
             return
-        announced_at = self.clock.monotonic()
+        announced_at = self._now_s()
         if not await self.outbox.posting(row):
             return
-        if self.clock.monotonic() - announced_at > STALE_ANNOUNCEMENT_S:
+        if self._now_s() - announced_at > STALE_ANNOUNCEMENT_S:
             await self.outbox.retry(row, "announced too slowly", 0.0, absent=True)
             return
         metadata = {"event_type": EVENT_TYPE, "event_payload": {"place": row.place, "version": version}}
@@ -380,7 +381,11 @@ class Delivery:
         return True
 
     def _lease_left(self, taken_at: float) -> float:
-        return LEASE_S - (self.clock.monotonic() - taken_at)
+        return LEASE_S - (self._now_s() - taken_at)
+
+    def _now_s(self) -> float:
+        """Return seconds by which a lease ends, also while the host is suspended."""
+        return self.clock.monotonic() + asleep_s()
 
     async def _failed(self, row: OutboxRow, method: str, channel: str, failure: Failure, *, absent: bool) -> None:
         """Put the row back, or give it up. *absent*: the failed request was a post, which a sure failure unmakes."""

@@ -80,11 +80,11 @@ async def stores(settings: Settings, *, size: int = 10) -> AsyncIterator["Stores
 
 @contextmanager
 def _refusal_named() -> Iterator[None]:
-    """Say what to do about a database that knows us and lets us not in; once it works, the same would be a defect."""
+    """Say what to do about a database that lets us not in; once it works, the same would pass, or be a defect."""
     try:
         yield
-    except (InvariantBroken, asyncpg.PostgresError) as error:
-        refused = error.__cause__ if isinstance(error, InvariantBroken) else error
+    except (InvariantBroken, StoreUnavailable, asyncpg.PostgresError) as error:
+        refused = error if isinstance(error, asyncpg.PostgresError) else error.__cause__
         state = str(getattr(refused, "sqlstate", None) or "")
         if not state.startswith("28") and state != "42501":  # invalid authorization; insufficient privilege
             raise

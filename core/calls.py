@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from core.agent import Agent, policy_problems
 from core.approvals import Undigestible, arguments_digest, canonical, digest_of, idempotency_key
+from core.asleep import asleep_s
 from core.conversation import error_text, result_text
 from core.errors import CouldNotCheck, NewsArrived, NoSuchGroup, ToolFailed, shortened, words_of
 from core.foreign import asked
@@ -415,7 +416,7 @@ class Calls:
         doing = self.agent.tool(action.tool)
         intended = False
         while True:
-            sent = holder.clock.monotonic()
+            sent = holder.clock.monotonic() + asleep_s()
             batch = holder.batch(doing=(doing and doing.doing) or f"running {action.tool}")
             try:
                 await holder.commit(batch, lambda b: holder.store.intend(holder.fence, b, action))
@@ -424,7 +425,7 @@ class Calls:
                     await self._never_began(action, in_doubt=in_doubt)
                 raise
             intended = True
-            if holder.clock.monotonic() - sent <= START_WITHIN_S:
+            if holder.clock.monotonic() + asleep_s() - sent <= START_WITHIN_S:
                 return
 
     async def _never_began(self, action: NewAction, *, in_doubt: bool) -> None:

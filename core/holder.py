@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, TypeVar
 
 from core.agent import Agent
+from core.asleep import asleep_s
 from core.conversation import CallKey, Message, StoredMessage, edited_text
 from core.errors import CouldNotCheck, InvariantBroken, NewsArrived, StoreUnavailable, ToolFailed, words_of
 from core.foreign import asked
@@ -108,7 +109,7 @@ class Holder:
     def now(self) -> datetime:
         """Return the database's time."""
         assert self._view is not None
-        return self._view.now + timedelta(seconds=self.clock.monotonic() - self._loaded_at)
+        return self._view.now + timedelta(seconds=self.clock.monotonic() + asleep_s() - self._loaded_at)
 
     @property
     def unread(self) -> bool:
@@ -126,7 +127,7 @@ class Holder:
         if not waiting:
             self.taken_mail = []
         self._view = view
-        self._loaded_at = self.clock.monotonic()
+        self._loaded_at = self.clock.monotonic() + asleep_s()
         self.stored = len(view.messages)
         self.messages = [*view.messages, *waiting]
         self.stale = False

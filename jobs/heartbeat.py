@@ -9,11 +9,12 @@ third of the lease, which is asserted at start; and a process that may be taken 
 import asyncio
 import logging
 import math
-import time
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from typing import Protocol
 
+from core.asleep import asleep_s
 from core.errors import Misconfigured, StoreUnavailable
 from core.ports import Clock
 
@@ -29,23 +30,17 @@ BEATS_AFTER_AN_OUTAGE = 10
 BEATS_IN_A_LEASE = 20
 # Others may take a process whose session lock is free for dead this long after its last beat (storage.maintenance).
 BELIEVED_ALIVE_S = 4.0
-# The clock that goes on while the host sleeps (a closed laptop): Linux's own one, elsewhere (macOS) the one that
-# POSIX calls monotonic. Source: clock_gettime(2) of Linux, clock_gettime(3) of macOS.
-_GOES_ON = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-
-
-def asleep_s() -> float:
-    """Return for how long this host was suspended, from some moment on, in tenths; time.monotonic() leaves that out."""
-    if _GOES_ON is None:
-        return 0.0
-    return round(time.clock_gettime(_GOES_ON) - time.monotonic(), 1)
+# A beat takes up to 3 s to arrive (storage.pulse); the time between two differs by more from one clock to the other
+# only when one of them was set.
+STEP_S = 4.0
 
 
 class Pulse(Protocol):
     """Where beats go."""
 
-    async def beat(self) -> None:
-        """Store one beat, registering the process when its row is gone, and hold its session lock.
+    async def beat(self) -> datetime:
+        """Store one beat, registering the process when its row is gone, and hold its session lock. Return when it was,
+        by the database's clock, by which everybody's beats are judged.
 
         Raises: StoreUnavailable."""
         ...
@@ -68,7 +63,8 @@ class Heartbeat:
         self.streak = 0
         self._wanted = BEATS_BEFORE_JUDGING
         self._beat_at = -math.inf
-        self._beats: deque[float] = deque(maxlen=BEATS_IN_A_LEASE)
+        # When each was sent, by this process's clock, and when it was, by the database's.
+        self._beats: deque[tuple[float, datetime]] = deque(maxlen=BEATS_IN_A_LEASE)
 
     def _now(self) -> float:
         """Return seconds that pass while the host is suspended, too: everybody's last beat is as old after it."""
@@ -87,8 +83,17 @@ class Heartbeat:
     @property
     def may_judge_leases(self) -> bool:
         """Say whether a lapsed lease may be believed: also of a database that comes and goes."""
-        often = len(self._beats) == BEATS_IN_A_LEASE and self._now() - self._beats[0] < self.lease_s
+        often = len(self._beats) == BEATS_IN_A_LEASE and self._now() - self._beats[0][0] < self.lease_s
         return self.may_judge or (self.believed and often)
+
+    @property
+    def since(self) -> datetime:
+        """Return since when this process may judge, by the database's clock: nobody who has beaten since is dead.
+
+        Else a process (or its whole host) that is stopped between looking at ``may_judge`` and judging, or a database
+        whose clock steps forward, would find everybody's last beat old, its own among them.
+        """
+        return self._beats[-self._wanted if self.may_judge else 0][1]
 
     async def beat(self) -> None:
         """Beat once. Raises: StoreUnavailable."""
@@ -96,13 +101,15 @@ class Heartbeat:
         if self._beats and not self.believed:
             self._missed()  # it stood still, perhaps with its whole host: others had no chance to beat, either
         try:
-            await self.pulse.beat()
+            beat_at = await self.pulse.beat()
         except StoreUnavailable:
             self._missed()
             raise
+        if self._beats and abs((beat_at - self._beats[-1][1]).total_seconds() - (sent_at - self._beat_at)) > STEP_S:
+            self._missed()  # the database's clock was set: others need their time to beat by it
         self.streak += 1
         self._beat_at = sent_at
-        self._beats.append(sent_at)
+        self._beats.append((sent_at, beat_at))
 
     def _missed(self) -> None:
         self.streak = 0

@@ -11,6 +11,7 @@ was away.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from jobs.heartbeat import Heartbeat
@@ -28,8 +29,8 @@ class Report:
 class Orphans(Protocol):
     """The store's side of reaping."""
 
-    async def reap(self, *, lease_s: float, quick: bool, limit: int) -> Sequence[str]:
-        """Hand back up to *limit* orphans, oldest first; return their ids.
+    async def reap(self, *, lease_s: float, quick: bool, since: datetime, limit: int) -> Sequence[str]:
+        """Hand back up to *limit* orphans, oldest first; return their ids. Nobody who has beaten since *since* is dead.
 
         *quick*: also those of killed processes on this evidence: their session lock is free and the last beat is over
         4 s old."""
@@ -48,7 +49,8 @@ class ReapOrphans:
         """Reap until nothing is left; nothing at all while this process cannot judge."""
         reaped: list[str] = []
         while self.heartbeat.may_judge if quick else self.heartbeat.may_judge_leases:
-            batch = await self.orphans.reap(lease_s=self.lease_s, quick=quick, limit=BATCH)
+            since = self.heartbeat.since
+            batch = await self.orphans.reap(lease_s=self.lease_s, quick=quick, since=since, limit=BATCH)
             reaped += batch
             if len(batch) < BATCH:
                 break

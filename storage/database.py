@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 STATEMENT_TIMEOUT_S = 15.0
 
 # SQLSTATE classes in which the same call may succeed later.
-# Source: PostgreSQL, appendix A: 08 connection, 40 rollback (deadlock), 53 resources, 55 not in a state, 57 operator
+# Source: PostgreSQL, appendix A: 08 connection, 28 authorization (a password that was changed: sessions go on, new ones
+# are refused until the setting follows), 40 rollback (deadlock), 53 resources, 55 not in a state, 57 operator
 # intervention, 58 system; 25006 read-only transaction, which a client sees during a failover; 25P03 idle in
 # a transaction for too long.
-_PASSING = ("08", "40", "53", "55", "57", "58")
+_PASSING = ("08", "28", "40", "53", "55", "57", "58")
 # An InterfaceError is asyncpg's word for a lost connection and for a call that can never succeed; only its text tells
 # them apart. In doubt it passes: a run must not fail because a connection was lost.
 _WRONG_CALL = ("for this query", "number of query arguments")

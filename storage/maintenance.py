@@ -104,11 +104,11 @@ class PgMaintenance:
         async with self._database.connection() as connection:
             await sql.unregister_worker.run(connection, id=worker_id)
 
-    async def beat(self, worker_id: str) -> bool:
-        """Give a sign of life; False: there is no such row (register again)."""
+    async def beat(self, worker_id: str) -> datetime | None:
+        """Give a sign of life; return when, by PostgreSQL's clock. None: there is no such row (register again)."""
         async with self._database.connection() as connection:
-            alive = await sql.beat_worker.value(connection, id=worker_id, now=self._database.now())
-        return alive is not None
+            beat_at: datetime | None = await sql.beat_worker.value(connection, id=worker_id, now=self._database.now())
+        return beat_at
 
     async def hold_lock(self, connection: "Connection", lock_key: int) -> bool:
         """Hold the session lock *lock_key* for as long as *connection* (no pooler's, not the pool's) lives."""
@@ -117,21 +117,22 @@ class PgMaintenance:
 
     # ---- orphans ----------------------------------------------------------------------------------------------------
 
-    async def reap(self, *, lease_s: float, quick: bool, limit: int = 20) -> list[str]:
+    async def reap(self, *, lease_s: float, quick: bool, since: datetime | None = None, limit: int = 20) -> list[str]:
         """Take back up to *limit* runs of dead processes, the longest dead first, and return their ids; call again
         until none is left.
 
         Dead: no row, no beat for *lease_s* seconds, or (*quick*) its session lock is free and its beat is over 4 s
-        old. How many runs a process held is remembered on its row before the first is taken, so that "alone" holds
-        over several batches. A run reaped from its closing pass is failed in the same transaction, if its rows
-        load. The messages that a dead process was about to deliver are free for the others as well. Sessions that
-        stopped in the middle of a statement are ended: what they locked could not be taken back.
+        old; never who has beaten since *since* (None: any time). How many runs a process held is remembered on its
+        row before the first is taken, so that "alone" holds over several batches. A run reaped from its closing pass
+        is failed in the same transaction, if its rows load. The messages that a dead process was about to deliver
+        are free for the others as well. Sessions that stopped in the middle of a statement are ended: what they
+        locked could not be taken back.
         """
         now = self._database.now()
         async with self._database.connection() as connection:
             await sql.end_stalled_sessions.rows(connection, stalled_s=self._stalled_s)
             await sql.mark_dead_workers.rows(
-                connection, lease_s=lease_s, quick=quick, quick_after_s=QUICK_AFTER_S, now=now
+                connection, lease_s=lease_s, quick=quick, quick_after_s=QUICK_AFTER_S, since=since, now=now
             )
             await sql.mark_missing_workers.rows(connection, now=now)
             if await sql.free_leases.rows(connection, now=now):

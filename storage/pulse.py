@@ -11,6 +11,7 @@ beat; a free lock alone proves nothing.
 import asyncio
 import os
 import socket
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import asyncpg
@@ -52,8 +53,8 @@ class Pulse:
         self.pooler = pooler
         self._connection: asyncpg.Connection[Record] | None = None
 
-    async def beat(self) -> None:
-        """Store one beat. Raises: StoreUnavailable."""
+    async def beat(self) -> datetime:
+        """Store one beat; return when it was, by PostgreSQL's clock. Raises: StoreUnavailable."""
         with mapped_errors():
             try:
                 connection = await self._open()
@@ -61,11 +62,9 @@ class Pulse:
                 if self.pool is None:
                     raise
                 async with asyncio.timeout(BEAT_TIMEOUT_S), lending_of(self.pool).connection() as lent:
-                    await self._register(lent, held=False)
-                return
-            known = await sql.beat_worker.value(connection, id=self.worker_id, now=None)
-            if known is None:
-                await self._register(connection, held=await self._hold(connection))
+                    return await self._register(lent, held=False)
+            beat_at: datetime | None = await sql.beat_worker.value(connection, id=self.worker_id, now=None)
+            return beat_at or await self._register(connection, held=await self._hold(connection))
 
     async def _open(self) -> "asyncpg.Connection[Record]":
         if self._connection is not None and not self._connection.is_closed():
@@ -94,9 +93,9 @@ class Pulse:
         """
         return not self.pooler and bool(await sql.hold_session_lock.value(connection, lock_key=self.lock_key))
 
-    async def _register(self, connection: "Connection", *, held: bool) -> None:
-        """Write the row. *held*: this very session has the lock."""
-        await sql.register_worker.run(
+    async def _register(self, connection: "Connection", *, held: bool) -> datetime:
+        """Write the row; return when. *held*: this very session has the lock."""
+        beat_at: datetime = await sql.register_worker.value(
             connection,
             id=self.worker_id,
             host=socket.gethostname(),
@@ -106,6 +105,7 @@ class Pulse:
             holds_lock=held,
             now=None,
         )
+        return beat_at
 
     async def end(self) -> None:
         """Remove the row, then the lock with its session: a clean leave. Raises: StoreUnavailable."""

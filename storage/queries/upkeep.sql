@@ -3,7 +3,8 @@ insert into workers (id, host, pid, role, lock_key, holds_lock, started_at, beat
 values ($1, $2, $3, $4, $5, $6, coalesce($7::timestamptz, now()), coalesce($7::timestamptz, now()))
 on conflict (id) do update set
     host = excluded.host, pid = excluded.pid, role = excluded.role, lock_key = excluded.lock_key,
-    holds_lock = excluded.holds_lock, beat_at = excluded.beat_at, died_at = null, held = null;
+    holds_lock = excluded.holds_lock, beat_at = excluded.beat_at, died_at = null, held = null
+returning beat_at;
 
 -- name: unregister_worker(id)
 -- A clean shutdown, after its runs were released.
@@ -12,7 +13,7 @@ delete from workers where id = $1;
 -- name: beat_worker(id, now)
 -- A sign of life; whoever was taken for dead is alive again. No row: it was never registered, or removed.
 update workers set beat_at = coalesce($2::timestamptz, now()), died_at = null, held = null where id = $1
-returning id;
+returning beat_at;
 
 -- name: hold_session_lock(lock_key)
 -- For as long as this very connection lives. False: another session has it.
@@ -28,15 +29,16 @@ where datname = current_database() and usename = current_user and application_na
   and state = 'active' and wait_event in ('ClientRead', 'ClientWrite')
   and query_start < clock_timestamp() - make_interval(secs => $1);
 
--- name: mark_dead_workers(lease_s, quick, quick_after_s, now)
+-- name: mark_dead_workers(lease_s, quick, quick_after_s, since, now)
 -- Finds dead processes and remembers how many runs each held when it died, so that "alone" stays true over several
 -- batches of reaping. Dead: no beat for the lease; or ($2), for a process that held a session lock, the lock is free
--- and the beat is over $3 seconds old. A live worker can lose its connection, so a free lock alone proves nothing.
-update workers w set died_at = coalesce($4::timestamptz, now()),
+-- and the beat is over $3 seconds old. A live worker can lose its connection, so a free lock alone proves nothing. Nor
+-- does an old beat, to a judge whose own beats are as old: nobody who has beaten since $4 is dead (null: anybody may be).
+update workers w set died_at = coalesce($5::timestamptz, now()),
                      held = (select count(*) from runs where runs.claimed_by = w.id)
-where w.died_at is null
-  and (w.beat_at <= coalesce($4::timestamptz, now()) - make_interval(secs => $1)
-       or ($2::boolean and w.holds_lock and w.beat_at <= coalesce($4::timestamptz, now()) - make_interval(secs => $3)
+where w.died_at is null and w.beat_at < coalesce($4::timestamptz, 'infinity')
+  and (w.beat_at <= coalesce($5::timestamptz, now()) - make_interval(secs => $1)
+       or ($2::boolean and w.holds_lock and w.beat_at <= coalesce($5::timestamptz, now()) - make_interval(secs => $3)
            and not exists (
                select from pg_locks l
                where l.locktype = 'advisory' and l.granted and l.objsubid = 1

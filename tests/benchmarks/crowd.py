@@ -5,6 +5,7 @@ The crowd is written by plain SQL from one run that the moves themselves have br
 """
 
 import statistics
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -132,6 +133,7 @@ class Judge:
     """A heartbeat that may judge: this process has had the database for long enough."""
 
     may_judge = may_judge_leases = True
+    since = datetime.max.replace(tzinfo=UTC)
 
 
 async def orphans(server: Server) -> None:

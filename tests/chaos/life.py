@@ -19,7 +19,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -122,9 +122,11 @@ class _Pulse:
     def __init__(self, life: "Life") -> None:
         self.life = life
 
-    async def beat(self) -> None:
-        if not await self.life.upkeep.beat(self.life.worker_id):
+    async def beat(self) -> datetime:
+        beat_at = await self.life.upkeep.beat(self.life.worker_id)
+        if beat_at is None:
             await self.life.register()
+        return beat_at or self.life.clock.now()
 
     async def end(self) -> None:
         await self.life.upkeep.unregister(self.life.worker_id)

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
@@ -402,7 +402,7 @@ async def test_a_reaper_with_an_old_list_takes_nothing_that_was_handed_on(world:
         transaction = first.transaction()
         await transaction.start()
         marked = await sql.mark_dead_workers.rows(
-            first, lease_s=LEASE_S, quick=False, quick_after_s=4.0, now=world.time()
+            first, lease_s=LEASE_S, quick=False, quick_after_s=4.0, since=None, now=world.time()
         )
         assert len(marked) == 1
         second = asyncio.ensure_future(world.upkeep.reap(lease_s=LEASE_S, quick=False))
@@ -450,8 +450,10 @@ async def test_a_call_of_three_leases_is_not_taken_for_dead(world: World) -> Non
     reaped: list[str] = []
 
     class Pulse:
-        async def beat(self) -> None:
-            assert await world.upkeep.beat(world.worker_id)
+        async def beat(self) -> datetime:
+            beat_at = await world.upkeep.beat(world.worker_id)
+            assert beat_at is not None
+            return beat_at
 
         async def end(self) -> None:
             await world.upkeep.unregister(world.worker_id)
@@ -521,11 +523,11 @@ async def test_a_database_that_restarts_under_the_reaper_costs_one_round() -> No
             rounds: list[int] = []
 
             class Restarted:
-                async def reap(self, *, lease_s: float, quick: bool, limit: int) -> list[str]:
+                async def reap(self, *, lease_s: float, quick: bool, since: datetime, limit: int) -> list[str]:
                     if rounds == [BATCH]:
                         await cluster.stop("immediate")
                     try:
-                        taken = await world.upkeep.reap(lease_s=lease_s, quick=quick, limit=limit)
+                        taken = await world.upkeep.reap(lease_s=lease_s, quick=quick, since=since, limit=limit)
                     except StoreUnavailable:
                         rounds.append(-1)
                         await cluster.start()
@@ -534,8 +536,8 @@ async def test_a_database_that_restarts_under_the_reaper_costs_one_round() -> No
                     return taken
 
             class Pulse:
-                async def beat(self) -> None:
-                    await world.upkeep.beat(other)
+                async def beat(self) -> datetime:
+                    return await world.upkeep.beat(other) or world.now
 
                 async def end(self) -> None:
                     await world.upkeep.unregister(other)

@@ -114,3 +114,14 @@ async def test_a_letter_and_a_suspension_have_the_age_that_the_database_gives_th
     assert await world.upkeep.to_remind(300.0) == []
     await move_clock(world, 100)
     assert await world.upkeep.to_remind(300.0) == [ask.id]
+
+
+async def test_who_has_beaten_since_the_judge_is_not_dead_however_old_that_is(world: World) -> None:
+    """A host that was paused, or a database clock that stepped forward: the judge's own beat is as old."""
+    await world.upkeep.register(world.worker_id, "host", 1, "worker", 7, holds_lock=False)
+    fence = await world.started()
+    before = await world.upkeep.beat(world.worker_id)
+    await move_clock(world, 91)
+    assert await world.upkeep.reap(lease_s=90, quick=False, since=before) == []
+    later = await world.value("select now()")
+    assert await world.upkeep.reap(lease_s=90, quick=False, since=later) == [fence.run_id]

@@ -1,5 +1,6 @@
 """The jobs that sweep, on the real store: all that is due in one round, in batches that stay small."""
 
+from datetime import datetime
 from itertools import pairwise
 
 import asyncpg
@@ -70,10 +71,12 @@ class Beats:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    async def beat(self) -> None:
+    async def beat(self) -> datetime:
         """Beat, registering the process first."""
-        if not await self.world.upkeep.beat(self.world.worker_id):
+        beat_at = await self.world.upkeep.beat(self.world.worker_id)
+        if beat_at is None:
             await self.world.upkeep.register(self.world.worker_id, "here", 1, "worker", 7, holds_lock=False)
+        return beat_at or self.world.now
 
     async def end(self) -> None:
         """Leave."""

@@ -17,6 +17,7 @@ from core.ports import Fence
 from core.worker import Worker
 from storage import pulse as pulse_module
 from storage.database import open_pool
+from storage.maintenance import PgMaintenance
 from storage.pulse import Pulse
 from tests.conftest import POOLED, with_database
 from tests.integration.storeworld import World, world_on
@@ -177,3 +178,25 @@ async def test_a_process_beats_by_its_pool_when_there_is_no_connection_left_for_
             while await world.value("select count(*) from pg_stat_activity where usename = $1", role):
                 await asyncio.sleep(0.01)
         await world.pool.execute(f'drop owned by "{role}"; drop role "{role}"')
+
+
+async def test_a_database_that_lets_nobody_in_for_a_while_is_away_and_no_defect(world: World, postgres: str) -> None:
+    """As when its password is changed under a running server: what is connected goes on, what connects anew waits."""
+    name = await world.value("select current_database()")
+    role = f"bot_{name}"
+    await world.pool.execute(f'create role "{role}" login password \'secret\'; grant all on workers to "{role}"')
+    parts = urlsplit(with_database(postgres, name))
+    dsn = urlunsplit(parts._replace(netloc=f"{role}:secret@{parts.netloc.rpartition('@')[2]}"))
+    pool = await open_pool(dsn, size=1)
+    upkeep = PgMaintenance(pool)
+    try:
+        assert await upkeep.beat(world.worker_id) is None
+        await world.pool.execute(f'alter role "{role}" nologin')
+        assert await upkeep.beat(world.worker_id) is None
+        await pool.expire_connections()
+        with pytest.raises(StoreUnavailable):
+            await upkeep.beat(world.worker_id)
+        await world.pool.execute(f'alter role "{role}" login')
+        assert await upkeep.beat(world.worker_id) is None
+    finally:
+        pool.terminate()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from core import Approval, DidNotHappen, Happened
+from core import calls as calls_module
 from core import holder as holder_module
 from core import landing as landing_module
 from core.conversation import Message
@@ -317,6 +318,20 @@ async def test_an_intention_that_took_too_long_is_made_anew_or_taken_back() -> N
         assert made.deed.effects == (0 if stopped else 1)
         (action,) = made.store.view.actions
         assert action.state is (ActionState.FAILED if stopped else ActionState.SUCCEEDED)
+
+
+async def test_a_host_that_slept_after_an_intention_makes_it_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its monotonic clock stood still, while others may have found out meanwhile that it did not happen."""
+    made, slept = world(says("", call()), says("Done.")), [0.0]
+    monkeypatch.setattr(calls_module, "asleep_s", lambda: slept[0])
+
+    async def sleep(name: str) -> None:
+        if name == "intend" and not slept[0]:
+            slept[0] = 600.0
+
+    made.store.after = sleep
+    await made.go()
+    assert (made.store.moves.count("intend"), made.deed.effects) == (2, 1)
 
 
 async def test_draining_starts_nothing_new_and_keeps_what_is_done() -> None:

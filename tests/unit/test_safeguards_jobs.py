@@ -6,8 +6,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from core.asleep import asleep_s
 from core.errors import Misconfigured, StoreUnavailable
-from jobs.heartbeat import BEATS_AFTER_AN_OUTAGE, BELIEVED_ALIVE_S, Heartbeat, asleep_s
+from jobs.heartbeat import BEATS_AFTER_AN_OUTAGE, BELIEVED_ALIVE_S, Heartbeat
 from jobs.reap_orphans import BATCH, ReapOrphans
 from jobs.scheduler import Schedule
 from storage.maintenance import QUICK_AFTER_S
@@ -27,16 +28,22 @@ class Clock:
         await asyncio.sleep(0)
 
 
+MORNING = datetime(2026, 3, 2, 9, tzinfo=UTC)
+
+
 class Pulse:
-    """Where beats go; *away*: the database is."""
+    """Where beats go; *away*: the database is; *ahead_s*: how far its clock was set ahead."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: "Clock | None" = None) -> None:
+        self.clock = clock or Clock()
         self.away = False
+        self.ahead_s = 0.0
 
-    async def beat(self) -> None:
+    async def beat(self) -> datetime:
         """Store one."""
         if self.away:
             raise StoreUnavailable("away")
+        return MORNING + timedelta(seconds=self.clock.seconds + self.ahead_s)
 
     async def end(self) -> None:
         """Leave."""
@@ -48,10 +55,12 @@ class Orphans:
     def __init__(self, waiting: int) -> None:
         self.waiting = waiting
         self.asked = 0
+        self.since: list[datetime] = []
 
-    async def reap(self, *, lease_s: float, quick: bool, limit: int) -> Sequence[str]:
+    async def reap(self, *, lease_s: float, quick: bool, since: datetime, limit: int) -> Sequence[str]:
         """Take some."""
         self.asked += 1
+        self.since.append(since)
         taken = min(limit, self.waiting)
         self.waiting -= taken
         return [f"run{self.asked}.{number}" for number in range(taken)]
@@ -81,7 +90,8 @@ async def test_leases_are_judged_only_after_three_beats_in_a_row() -> None:
 async def test_a_database_that_comes_and_goes_leaves_no_dead_process_its_runs() -> None:
     """It fails every tenth beat, so that nobody has had it for ten in a row: whoever was silent for a whole lease of
     such beats is dead. After an outage for most of the lease nobody is, the others had no chance to beat."""
-    clock, pulse, orphans = Clock(), Pulse(), Orphans(1)
+    clock, orphans = Clock(), Orphans(1)
+    pulse = Pulse(clock)
     heartbeat = Heartbeat(pulse, clock, lease_s=90)
     reap = ReapOrphans(orphans, heartbeat, lease_s=90)
 
@@ -118,13 +128,14 @@ async def test_a_host_that_stood_still_judges_nobody_at_once(suspended: bool) ->
     """A machine that was paused with all that runs on it: everybody's last beat is old, and a job that is overdue may
     come before the first beat. *suspended*: asleep, so that its monotonic clock stood still as well."""
     clock, orphans, asleep = Clock(), Orphans(1), 0.0
-    heartbeat = Heartbeat(Pulse(), clock, lease_s=90, asleep=lambda: asleep)
+    pulse = Pulse(clock)
+    heartbeat = Heartbeat(pulse, clock, lease_s=90, asleep=lambda: asleep)
     reap = ReapOrphans(orphans, heartbeat, lease_s=90)
     for _ in range(30):
         clock.seconds += 1
         await heartbeat.beat()
     if suspended:
-        asleep = 100.0
+        asleep = pulse.ahead_s = 100.0
     else:
         clock.seconds += 100
     for _ in range(BEATS_AFTER_AN_OUTAGE):
@@ -132,6 +143,40 @@ async def test_a_host_that_stood_still_judges_nobody_at_once(suspended: bool) ->
         clock.seconds += 1
         await heartbeat.beat()
     assert (await reap.run_once()).reaped == ("run1.0",)
+
+
+async def test_nobody_is_dead_who_has_beaten_since_this_process_may_judge() -> None:
+    """Whatever lies between looking whether it may and the judgement: a pause, or a step of the database's clock, makes
+    all beats old at once, its own among them."""
+    clock, orphans = Clock(), Orphans(1)
+    heartbeat = Heartbeat(Pulse(clock), clock, lease_s=90)
+    for _ in range(30):
+        clock.seconds += 1
+        await heartbeat.beat()
+    await ReapOrphans(orphans, heartbeat, lease_s=90).run_once()
+    assert orphans.since == [MORNING + timedelta(seconds=28)]  # the third last of 30
+
+
+@pytest.mark.parametrize("step_s", [100.0, -100.0])
+async def test_a_database_clock_that_was_set_lets_everybody_beat_by_it_first(step_s: float) -> None:
+    clock, orphans = Clock(), Orphans(1)
+    pulse = Pulse(clock)
+    heartbeat = Heartbeat(pulse, clock, lease_s=90)
+    reap = ReapOrphans(orphans, heartbeat, lease_s=90)
+
+    async def second() -> None:
+        clock.seconds += 1
+        await heartbeat.beat()
+
+    for _ in range(5):
+        await second()
+    pulse.ahead_s = step_s
+    await second()
+    for _ in range(BEATS_AFTER_AN_OUTAGE - 1):
+        assert (await reap.run_once()).reaped == (await reap.run_once(quick=True)).reaped == ()
+        await second()
+    assert (await reap.run_once()).reaped == ("run1.0",)
+    assert orphans.since == [MORNING + timedelta(seconds=6 + step_s)]
 
 
 def test_for_how_long_this_host_was_suspended_stands_still_while_it_is_awake() -> None:
@@ -143,7 +188,8 @@ def test_for_how_long_this_host_was_suspended_stands_still_while_it_is_awake() -
 
 async def test_a_process_whose_beats_fail_is_soon_not_believed_alive() -> None:
     """Every claim of a process that is taken for dead is taken back as a crash of its run."""
-    clock, pulse = Clock(), Pulse()
+    clock = Clock()
+    pulse = Pulse(clock)
     heartbeat = Heartbeat(pulse, clock, lease_s=90)
     believed = [heartbeat.believed]
     await heartbeat.beat()
