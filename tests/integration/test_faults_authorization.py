@@ -1,9 +1,11 @@
 """Reported faults of authorization, each as a test. Their neighbours: the matrix of all doors is in
 test_policies_entry_points, whole runs in test_policies_runs, departed approvers and severity in test_policies_delivery,
-unknown keys and what cannot be enforced in test_policies_start and test_core_approvals.
+unknown keys and what cannot be enforced in test_policies_start and test_core_approvals. The last test holds that every
+reference of the list stands in the docstring of a test.
 """
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from bot.simulator.workspace import MARCUS, OSKAR, RITA, SALES_DESK, VERA
 from core.run import Suspension, SuspensionStatus
 from core.tools import Approval, Tool, UserGroup
 from tests.integration.slack_stage import Stage, connected, stage, until
+from tests.integration.test_faults_slack import docstrings
 
 
 @pytest.fixture
@@ -69,7 +72,8 @@ async def test_another_groups_button_is_never_answered_as_approved(on: Stage) ->
 
 
 async def test_identity_comes_from_the_verified_payload_only(on: Stage) -> None:
-    """curie-eng/curie docs/adr/0106: a name in the button's value, its text or the username claims nothing."""
+    """curie-eng/curie#1531: the approver was a string that the caller supplied. A name in the button's value, its text
+    or the username claims nothing."""
     suspension_id = await on.suspend(await on.run(), policy=Approval(by=(MARCUS,)))
     card = await on.card(suspension_id)
     real = (await stored(on, suspension_id)).token
@@ -105,3 +109,18 @@ async def test_the_ban_on_self_approval_survives_being_stored(on: Stage) -> None
     told = await click(on, RITA, await on.card(suspension_id))
     assert "You asked for this yourself" in told
     assert (await stored(on, suspension_id)).status is SuspensionStatus.OPEN
+
+
+AUTHORIZATION = (
+    "NousResearch/hermes-agent#6735", "windmill-labs/windmill#10262", "gravitational/teleport#7663",
+    "agno-agi/agno#8386", "hoophq/hoop#1166", "curie-eng/curie#1531", "initializ/forge#311",
+    "fivexl/terraform-aws-sso-elevator#139", "gravitational/teleport#52348", "gravitational/teleport#61094",
+    "denoland/clawpatrol (human.go)",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reference", AUTHORIZATION)
+def test_every_reported_fault_is_the_case_of_a_test(reference: str) -> None:
+    """Each reference stands in a test's docstring, as a whole word."""
+    words = re.compile(rf"(?<![\w/-]){re.escape(reference)}(?![\w])")
+    assert [name for name, said in docstrings().items() if words.search(said)], f"no test names {reference}"

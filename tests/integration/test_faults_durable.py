@@ -391,8 +391,41 @@ async def test_every_run_has_an_address_in_slack_for_as_long_as_it_lives(world: 
 
 
 async def test_a_reaper_with_an_old_list_takes_nothing_that_was_handed_on(world: World) -> None:
-    """dbos-inc/dbos-transact-py#742: a pass with an old list ran what another had already handed back. Here the second
-    reaper has begun, and waits; the first takes the run, somebody claims it; then the second goes on."""
+    """dbos-inc/dbos-transact-py#742: a pass with an old list ran what another had already handed back. Here a reaper
+    has found two orphans, and is stopped while it takes the first; the second is taken by another, and claimed by a
+    living process; then the first reaper goes on through its list."""
+    fences = [await world.started(user=f"U{n}") for n in range(2)]
+    for nth, fence in enumerate(fences):
+        dead = str(uuid4())
+        await world.upkeep.register(dead, "here", nth, "worker", nth, holds_lock=False)
+        await world.pool.execute("update runs set claimed_by = $2 where id = $1", fence.run_id, dead)
+        world.pass_time(1)  # so that the first one's process is silent for longer, and its run is taken first
+    world.pass_time(LEASE_S + 1)
+    await world.upkeep.register(living := str(uuid4()), "here", 9, "worker", 9, holds_lock=False)
+    first, second = (fence.run_id for fence in fences)
+    await world.pool.execute(
+        "create function held() returns trigger language plpgsql as"
+        " $$ begin perform pg_advisory_xact_lock_shared(4711); return new; end $$"
+    )
+    await world.pool.execute(
+        f"create trigger held before update on runs for each row when (old.id = '{first}') execute function held()"
+    )
+    async with asyncio.timeout(DEADLINE_S), world.pool.acquire() as holder, holder.transaction():
+        await holder.execute("select pg_advisory_xact_lock(4711)")
+        slow = asyncio.ensure_future(world.upkeep.reap(lease_s=LEASE_S, quick=False))
+        await world._until_waiting(1)
+        assert await world.upkeep.reap(lease_s=LEASE_S, quick=False) == [second]
+        (claimed,) = await world.worker.claim(living, 9)
+        assert claimed.fence.run_id == second
+    assert await slow == [first]
+    held = await world.pool.fetch("select id, claim_token::text, claimed_by::text from runs order by id")
+    assert [tuple(row) for row in held] == [(first, None, None), (second, claimed.fence.claim_token, living)]
+    assert await world.value("select count(*) from trace where kind = 'reaped' and run_id = $1", second) == 1
+    await world.worker.step(claimed.fence, Batch())
+
+
+async def test_a_reaper_that_waited_for_another_takes_nothing_that_was_handed_on(world: World) -> None:
+    """The second one waits for the first to say who is dead; what it finds then is somebody else's already."""
     fence = await world.started()
     await world.upkeep.register(world.worker_id, "here", 1, "worker", 1, holds_lock=False)
     world.pass_time(LEASE_S + 1)

@@ -141,7 +141,8 @@ async def test_the_first_of_two_approvers_sees_the_progress_on_the_card(on: Stag
 
 
 async def test_high_severity_is_never_one_click(on: Stage) -> None:
-    """gravitational/teleport#52348: Approve of a severe action asks again, on the card and in Home."""
+    """gravitational/teleport#52348, gravitational/teleport#61094: Approve of a severe action asks again, on the card
+    and in Home."""
     suspension_id = await on.suspend(await on.run(), policy=Approval(severity="high"))
     card = await on.card(suspension_id)
     await on.slack.open_home(RITA)

@@ -174,7 +174,10 @@ async def verdict(
 
 @pytest.mark.parametrize("name", list(POLICIES))
 async def test_the_verdict_is_the_same_through_every_door(on: Stage, name: str) -> None:
-    """Button, modal, Home; approve, decline; nine kinds of people. Refused acts are audited and change nothing."""
+    """Button, modal, Home; approve, decline; nine kinds of people. Refused acts are audited and change nothing.
+
+    windmill-labs/windmill#10262: one of several endpoints forgot the ban on approving one's own request.
+    """
     policy = POLICIES[name]
     suspension = await opened(on, policy)
     for kind in PEOPLE:
@@ -198,7 +201,10 @@ async def test_the_verdict_is_the_same_through_every_door(on: Stage, name: str) 
 async def test_the_command_line_asks_the_same_authorizer(
     on: Stage, name: str, database: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`atlas decide` approves only where the policy names operators, and may always decline; on record as operator."""
+    """`atlas decide` approves only where the policy names operators, and may always decline; on record as operator.
+
+    gravitational/teleport#7663: the administrator's command skipped what the web refused.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", database)
     suspension = await opened(on, POLICIES[name])

@@ -105,7 +105,8 @@ async def workspace() -> AsyncIterator[Workspace]:
 async def test_a_policy_that_the_workspace_cannot_keep_is_a_problem(
     workspace: Workspace, policy: Approval | None, problem: str | None
 ) -> None:
-    """denoland/clawpatrol: what is configured and cannot be enforced stops the start; one departed person does not."""
+    """denoland/clawpatrol (human.go): what is configured and cannot be enforced stops the start; one departed
+    person does not."""
     verdict = await workspace.verdict(serving(policy))
     assert verdict.unknown == []
     assert (verdict.problems == []) if problem is None else (problem in " ".join(verdict.problems))
