@@ -868,7 +868,7 @@ async def test_runs_that_wait_cost_no_connection_and_no_query(database: str) -> 
                 ask.id,
             )
         assert await world.value("select count(*) from runs where state = 'suspended'") == 5001
-        assert counts[0] == counts[1] > 5, asked
+        assert counts[0] == counts[1] > 12, asked
         assert (await world.desk.decide(ask.id, ask.token, ask.digest, clicker(), approve=True)).refusal is None
 
 
@@ -878,9 +878,16 @@ async def _all_jobs(world: World) -> None:
     await world.upkeep.reap(lease_s=LEASE_S, quick=True)
     await world.upkeep.expire_due()
     await world.upkeep.to_remind(600.0, 50)
+    await world.upkeep.retention()
+    await world.upkeep.counts()
+    await world.upkeep.ready()
     await world.worker.claim(world.worker_id, 8)
+    await world.worker.claims_of(world.worker_id)
     await world.worker.to_be_alone(2)
     await world.desk.take_mail(9, 30)
+    await world.outbox.take(20, 30)
+    await world.outbox.refresh_progress(20, 3)
+    await world.outbox.refresh_line(20, 3)
 
 
 # ---- the lists -------------------------------------------------------------------------------------------------------

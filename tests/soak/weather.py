@@ -16,6 +16,7 @@ import asyncpg
 from bot.sandbox import Fault
 from bot.simulator.acts import ActRefused
 from bot.simulator.workspace import DEALS, MARCUS, RITA, SALES_DESK
+from bot.slack import REQUEST_TIMEOUT_S
 from tests.acceptance.stack import Bot, Card, Stack
 from tests.soak.cluster import Cluster, Wire
 
@@ -30,6 +31,7 @@ SLACK_FAULTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ratelimited", {"retry_after": 1}),
     ("http_error", {"status": 500}),
     ("delay", {"seconds": 2.0}),
+    ("delay", {"seconds": REQUEST_TIMEOUT_S + 2.0}),  # nobody waits for it any more, and it takes effect all the same
     ("store_then_drop", {}),
     ("drop_before", {}),
     ("store_then_error", {"error": "internal_error"}),
