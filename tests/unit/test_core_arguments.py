@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
 from pydantic import BaseModel
 
 from core import Agent, Scope, Tool, ToolCall, ToolContext, User
@@ -11,6 +12,7 @@ from core.approvals import canonical
 from core.calls import Ready, ready
 from core.conversation import CallKey
 from core.next_act import OpenCall
+from tests.unit.test_core_conversation import values
 
 
 class Amount(BaseModel):
@@ -67,6 +69,19 @@ def test_what_is_shown_looks_as_what_comes_back_from_the_row(more: Any) -> None:
     assert isinstance(again, Ready)
     assert repr(again.args) == repr(first.args)
     assert again.args == first.args
+
+
+@given(values)
+def test_whatever_is_taken_looks_as_what_comes_back_and_the_rest_is_refused(more: Any) -> None:
+    """Either a person sees what the row will give back, or the model is told before anybody is asked."""
+    first = prepared({"n": 1.5, "more": more})
+    if isinstance(first, str):
+        assert orjson.loads(first)["error"] == "invalid_arguments"
+        return
+    again = prepared(orjson.loads(canonical(first.arguments)))
+    assert isinstance(again, Ready)
+    assert (repr(again.args), again.digest) == (repr(first.args), first.digest)
+    assert canonical(again.arguments) == canonical(first.arguments)
 
 
 @pytest.mark.parametrize("n", [2.0**53, 1e16, 3e17, -1e16])
