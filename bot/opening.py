@@ -86,6 +86,8 @@ def _refusal_named() -> Iterator[None]:
     except (InvariantBroken, StoreUnavailable, asyncpg.PostgresError) as error:
         refused = error if isinstance(error, asyncpg.PostgresError) else error.__cause__
         state = str(getattr(refused, "sqlstate", None) or "")
+        if state == "3D000":
+            raise Misconfigured([f"PostgreSQL refuses ({refused}): create it, or correct DATABASE_URL"]) from error
         if not state.startswith("28") and state != "42501":  # invalid authorization; insufficient privilege
             raise
         fix = "check the user and the password in DATABASE_URL, and that this user owns what atlas migrate made"

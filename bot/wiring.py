@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -93,6 +93,7 @@ DELIVER_EVERY_S = 2.0
 PROGRESS_EVERY_S = 1.0
 LINE_EVERY_S, LINE_TOLD = 5.0, 100
 HOMES_EVERY_S = 2.0
+DATABASE_EVERY_S = 1.0
 REMIND_EVERY_S = 10.0
 RETENTION_EVERY_S = 3600.0
 GROUPS_EVERY_S = 300.0
@@ -419,20 +420,67 @@ async def refused_app_token(settings: Settings, client: Any) -> None:
 
 
 async def serve(settings: Settings, role: str = "all") -> int:
-    """Run one process until SIGTERM or SIGINT; return the exit code."""
+    """Run one process until SIGTERM or SIGINT, waiting for its database first; return the exit code.
+
+    Raises: Misconfigured, StoreUnavailable (an embedded database that does not start)."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
+    while not stopped.is_set():
+        try:
+            return await _serve(settings, role, stopped)
+        except StoreUnavailable as error:
+            if settings.database_url is None:
+                raise
+            await _wait_for_database(settings, str(error), stopped)
+    return 0
+
+
+async def _wait_for_database(settings: Settings, problem: str, stopped: asyncio.Event) -> None:
+    """Say that the process is not ready, and why, until the database takes writes or the process is told to leave."""
+
+    async def problems() -> dict[str, str]:
+        return {"database": problem}
+
+    async def figures() -> dict[str, float]:
+        return {"database_up": 0}
+
+    web = Web(settings.http_host, settings.http_port, problems, figures)
+    try:
+        with _port_named(settings):
+            address = await web.start()
+        log.warning("atlas waits for its database at %s", address)
+        while not stopped.is_set():
+            log.warning("the database: %s; check DATABASE_URL, and that PostgreSQL is running and lets you in", problem)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(DATABASE_EVERY_S):
+                    await stopped.wait()
+            try:
+                async with stores(settings, size=1) as opened:
+                    if await opened.maintenance.ready():
+                        return
+                    problem = "read-only"
+            except StoreUnavailable as error:
+                problem = str(error)
+    finally:
+        await web.stop()
+
+
+@contextmanager
+def _port_named(settings: Settings) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = f"{settings.http_host}:{settings.http_port}"
+        raise Misconfigured([f"cannot listen on {where} ({error}); set ATLAS_HTTP_HOST and ATLAS_HTTP_PORT"]) from error
+
+
+async def _serve(settings: Settings, role: str, stopped: asyncio.Event) -> int:
     async with replica(settings, role) as running:
         try:
-            try:
+            with _port_named(settings):
                 address = await running.start()
-            except OSError as error:
-                where = f"{settings.http_host}:{settings.http_port}"
-                raise Misconfigured(
-                    [f"cannot listen on {where} ({error}); set ATLAS_HTTP_HOST and ATLAS_HTTP_PORT"]
-                ) from error
             garbage.settle()
             log.info("atlas serves %s as %s at %s", settings.agent, role, address)
             await stopped.wait()

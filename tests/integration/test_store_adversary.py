@@ -54,9 +54,9 @@ def _of_the_bots(cluster: Cluster) -> str:
     return cluster.dsn("atlas").replace("//atlas@", "//bot@")
 
 
-async def _says_ready(bot: Bot) -> dict[str, str] | None:
+async def _says_ready(bot: Bot, address: str = r"serves \S+ as \S+ at (http://\S+)") -> dict[str, str] | None:
     """Return what /readyz finds wrong; None: it is ready."""
-    found = re.search(r"serves \S+ as \S+ at (http://\S+)", bot.log)
+    found = re.search(address, bot.log)
     assert found is not None
     async with aiohttp.ClientSession() as session, session.get(f"{found.group(1)}/readyz") as answer:
         problems: dict[str, str] = (await answer.json())["problems"]
@@ -69,7 +69,36 @@ async def _unacked(shop: Stack, event_of: str) -> None:
     await wait_until(lambda: len(shop.slack.journal.find({"kind": "unacked"})) >= 2, f"{event_of} is not acked")
 
 
-async def test_a_start_without_a_database_says_so_in_a_sentence(tmp_path: Path) -> None:
+WAITS = r"waits for its database at (http://\S+)"
+
+
+async def test_a_database_that_is_down_at_the_start_is_waited_for(tmp_path: Path) -> None:
+    """As when a host comes up: Atlas first, PostgreSQL later. It says that it is not ready, and starts by itself."""
+    async with running(fsync="off") as cluster, _shop(cluster, tmp_path) as shop:
+        await cluster.stop("fast")
+        first, leaves = (shop.spawn("serve", DATABASE_URL=_of_the_bots(cluster)) for _ in range(2))
+        for bot in (first, leaves):
+
+            async def waits(bot: Bot = bot) -> bool:
+                return re.search(WAITS, bot.log) is not None
+
+            await wait_until(waits, "it waits")
+            assert list(await _says_ready(bot, WAITS) or {}) == ["database"]
+            assert "check DATABASE_URL" in bot.log
+        assert await leaves.terminate() == 0
+        await cluster.start()
+
+        async def serves() -> bool:
+            return "serves" in first.log and await _says_ready(first) is None
+
+        await wait_until(serves, "it serves")
+        thread = await shop.ask("@Atlas pay the rent")
+        await shop.press(await shop.card(thread), "approve")
+        await shop.until(thread, "answered")
+        assert "Traceback" not in first.log + leaves.log
+
+
+async def test_a_command_without_a_database_says_so_in_a_sentence(tmp_path: Path) -> None:
     """Exit 2, what is wrong, what to do; no traceback."""
     with kept_port() as nothing_there:
         await _starts_without(f"postgresql://atlas@127.0.0.1:{nothing_there.getsockname()[1]}/atlas", tmp_path)
@@ -77,7 +106,7 @@ async def test_a_start_without_a_database_says_so_in_a_sentence(tmp_path: Path) 
 
 async def _starts_without(dsn: str, directory: Path) -> None:
     async with stack_of(dsn, directory) as stack:
-        for command in ("serve", "migrate", "runs"):
+        for command in ("migrate", "runs"):
             bot = stack.spawn(command)
             assert await bot.ended() == 2
             assert f"atlas {command}: the database cannot be reached" in bot.log
