@@ -21,7 +21,7 @@ from core.engine import Engine, Rules
 from core.errors import CouldNotCheck, InvariantBroken, Misconfigured, StoreUnavailable
 from core.ports import TraceEntry
 from core.run import Suspension
-from storage.database import open_pool
+from storage.database import mapped_errors, open_pool
 from storage.desk_store import PgDesk
 from storage.embedded import EmbeddedPostgres, start_embedded
 from storage.inbox import PgInbox
@@ -59,7 +59,7 @@ async def stores(settings: Settings, *, size: int = 10) -> AsyncIterator["Stores
         with _refusal_named():
             pool = await open_pool(dsn, pooler=settings.behind_pooler, size=size)
         try:
-            with _refusal_named():
+            with _refusal_named(), mapped_errors():  # it may be gone again by now
                 async with pool.acquire() as connection:
                     missing = await pending(connection)
             if missing:

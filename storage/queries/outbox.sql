@@ -56,9 +56,10 @@ returning place;
 -- name: note_delivered(place, lease_token, version, channel, ts, now, next_place, next_content)
 -- A version stands at that reference; a newer one stays owed, and so does this one while an edit of an earlier holder
 -- of the lease may still cover it. A card's first stand (or another one, once it was deleted) gives its pointer, if it
--- has one, and the card that it replaced something to link to; each gives its reminder, if it has one, something new to say; what announces a click gives that click its thread. $7: the
--- message that goes on from this one, owed from now on. A channel that took this one is open, so what was given up
--- there because it was closed is tried again. No row: the lease is lost.
+-- has one, and the card that it replaced something to link to; each gives its reminder, if it has one, something new to
+-- say; what announces a click gives that click its thread. $7: the message that goes on from this one, owed from now on.
+-- A channel that took this one is open, so what was given up there because it was closed is tried again. No row: the
+-- lease is lost.
 with earlier as (
     -- Its reference may be known before its delivery: a post that nobody heard of was found.
     select delivered_version = 0 or message_ts is distinct from $5 as elsewhere from outbox where place = $1
