@@ -61,10 +61,7 @@ BUTTON_UNREADABLE = (
     "This button carries nothing that Atlas knows, so nothing was done. Use the newest card of the thread."
 )
 NOTHING_TO_CONTINUE = "No stopped run of yours is there to continue. /atlas runs lists your runs."
-CONTINUE_REFUSED = (
-    "Nothing was continued: this stop was continued already, a newer message took over, or the run is not yours. "
-    "/atlas runs lists your runs."
-)
+NOT_CONTINUED = "Nothing was continued. /atlas runs lists your runs."
 LOST_SIGHT = "Atlas lost sight of this action and could not find out whether it happened."
 COULD_NOT_BE_CHECKED = (
     "Something could not be checked after the earlier approval, so nothing was done. "
@@ -515,18 +512,21 @@ def stopped_words(stopped: Stopped) -> str:
             return f"Run {stopped.run.id} has ended already. /atlas show {stopped.run.id} says how."
 
 
-def not_continued_words(run: Run | None, user_id: str) -> str:
-    """Say why a person's press of Continue did nothing. *run*: as it is now; None: one that the person may not see."""
+def no_run_to_continue(run_id: str) -> str:
+    """Say that a person has no run of that name (somebody else's looks the same)."""
+    return f"Nothing was continued: no run of yours is called “{run_id}”. /atlas runs lists your runs."
+
+
+def not_continued_words(run: Run | None, user_id: str, *, by_button: bool = True) -> str:
+    """Say why a person's Continue did nothing. *run*: as it is now; None: one that the person may not see."""
     if run is None or run.owner.user_id != user_id:
         return "Nothing was continued: only the person who asked can continue this run."
     match run.state:
         case RunState.RUNNING | RunState.SUSPENDED:
             return f"Nothing was continued: run {run.id} goes on already. /atlas show {run.id} says what it does."
         case RunState.HALTED:
-            return (
-                "Nothing was continued: a newer message took over, or this button is of an earlier stop. "
-                "Use the newest card of the thread."
-            )
+            earlier = ", or this button is of an earlier stop" if by_button else ""
+            return f"Nothing was continued: a newer message took over{earlier}. Use the newest card of the thread."
         case _:
             return f"Nothing was continued: run {run.id} has ended. Mention Atlas in the thread to ask for more."
 

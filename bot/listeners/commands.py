@@ -14,6 +14,7 @@ from bot.blocks.offers import offers
 from bot.lines import Line, clip, unescape, visible
 from bot.listeners.service import Service, whisper, whisper_lines
 from core.approvals import Via
+from core.engine import Actor
 from core.errors import CouldNotCheck, StoreUnavailable
 from core.words import Command, command_of
 
@@ -47,16 +48,33 @@ def register(app: AsyncApp, service: Service) -> None:
 async def _move(args: AsyncArgs, service: Service, command: Command) -> None:
     actor = service.actor(args.body, Via.COMMAND)
     run_id = command.argument or None
+    answer: str | None
     async with service.committing():
         if command.name == "stop":
             answer = texts.stopped_words(await service.engine.stop_run(actor, run_id))
         else:
             continued = await service.engine.continue_run(actor, run_id)
-            answer = texts.CONTINUE_REFUSED if run_id else texts.NOTHING_TO_CONTINUE
             if continued.run is not None:
                 answer = texts.continued_words(continued.run)
-    await args.ack(text=answer, response_type="ephemeral")
+            else:
+                answer = None if run_id else texts.NOTHING_TO_CONTINUE
+    if answer is not None:
+        await args.ack(text=answer, response_type="ephemeral")
+    else:
+        await args.ack()
     service.moved()
+    if answer is None and run_id is not None:
+        await whisper(args, (await _why_not_continued(service, actor, run_id),))
+
+
+async def _why_not_continued(service: Service, actor: Actor, run_id: str) -> str:
+    try:
+        view = await service.engine.show(actor, run_id)
+    except StoreUnavailable:
+        return texts.NOT_CONTINUED
+    if view is None:
+        return texts.no_run_to_continue(run_id)
+    return texts.not_continued_words(view.run, actor.user_id, by_button=False)
 
 
 async def _read(args: AsyncArgs, service: Service, command: Command | None, text: str) -> Sequence[Line]:

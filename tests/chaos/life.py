@@ -63,6 +63,8 @@ MOST_ROUNDS = 300
 LOCK_GONE_S = 40.0
 # PostgreSQL's own clock cannot be skipped: what it bears of a stopped process for 15 s, it bears for 2 s here.
 STALLED_S = 2.0
+PATIENCE = "idle_in_transaction_session_timeout"
+BORNE = database._SESSION[PATIENCE]
 # Connections of a process: each one more that is made plans every statement anew, and takes longer than most cases.
 POOL = 2
 # What connections between two cases are called.
@@ -160,9 +162,6 @@ class Life:
         setting, stage = self.setting, self.stage
         if former is not None:
             self.eye, self.kept = former.eye, former.kept
-        if self.frozen and self.kept is not None:
-            self.kept.terminate()  # its connections are no longer called as those of Atlas are
-            self.kept = None
         if setting.quick and self.eye is None:
             loop.watching = False
             self.eye = await asyncpg.connect(setting.dsn)
@@ -217,12 +216,16 @@ class Life:
             await self.heartbeat.beat()
 
     async def _shorten_patience(self) -> None:
-        name = "idle_in_transaction_session_timeout"
-        async with self.pool.acquire() as connection:
-            patience = await connection.fetchval(f"show {name}")
-            assert patience in ("15s", f"{STALLED_S:g}s"), f"{name} is {patience}"
-            await connection.execute(f"set {name} = '{STALLED_S:g}s'")
-        database._SESSION[name] = f"{STALLED_S:g}s"  # those that are opened later; this process plays no other case
+        """Have every session of this process called as those of Atlas are, and a stopped one be borne for less long."""
+        assert database._SESSION[PATIENCE] in (BORNE, f"{STALLED_S:g}s"), database._SESSION[PATIENCE]
+        database._SESSION[PATIENCE] = f"{STALLED_S:g}s"  # those that are opened later
+        await self._tell_sessions(f"set application_name = 'atlas'; set {PATIENCE} = '{STALLED_S:g}s'")
+
+    async def _tell_sessions(self, command: str) -> None:
+        idle = [await self.pool.acquire() for _ in range(self.pool.get_size())]
+        for connection in idle:
+            await connection.execute(command)
+            await self.pool.release(connection)
 
     async def _open_to_look(self) -> "asyncpg.Pool[asyncpg.Record]":
         """Open connections on which PostgreSQL refuses every write."""
@@ -260,8 +263,7 @@ class Life:
 
         One that has something left to do plays no other case. Connections that a fault hit are not kept.
         """
-        special = self.frozen or LOOKING in self.setting.plan
-        if self.worker.busy or special:
+        if self.worker.busy or LOOKING in self.setting.plan:
             return False
         await self.session.close()
         self.target.close()
@@ -269,10 +271,8 @@ class Life:
             self.pool.terminate()
             self.kept = None
         else:
-            idle = [await self.pool.acquire() for _ in range(self.pool.get_size())]
-            for connection in idle:
-                await connection.execute(f"set application_name = '{RETIRED}'")
-                await self.pool.release(connection)
+            database._SESSION[PATIENCE] = BORNE
+            await self._tell_sessions(f"set application_name = '{RETIRED}'; set {PATIENCE} = '{BORNE}'")
         if self.eye is not None:
             await self.eye.execute(f"set application_name = '{RETIRED}'")
         return True

@@ -11,6 +11,8 @@ so none is; and two places taken for one would leave one untried, so these alone
   is not believed: a run of each scenario does those calls on connections on which PostgreSQL refuses every write.
 - *Cut connections* are seen by the next call that uses one. "Before" the calls between two uses of the database (a
   tool's, the model's, Slack's) is before the second use.
+- *A shutdown* that begins in a call that only looks comes to the same end as one that begins in the next such call, or
+  in the call that acts before or after them, by which of these the process asks again whether it is to leave.
 
 Of places that are one, the one is tried whose method and phase were tried least so far.
 """
@@ -18,7 +20,7 @@ Of places that are one, the one is tried whose method and phase were tried least
 import inspect
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from core import ports
@@ -58,13 +60,11 @@ def _places(call: Call, fault: str) -> Iterator[Place]:
     before = {"kill": call.before, "cut": call.untouched}.get(fault)
     after = {"kill": call.after, "cut": call.left}.get(fault)
     stores, only_looks = call.name.startswith(STORES), looks(call.name)
-    if fault == "leave" and not only_looks:
+    if fault == "leave":
         # A shutdown asks only whether a call is under way, not how far it has come.
-        yield at("during", send=call.sends)
+        yield at("before", call.before) if only_looks else at("during", send=call.sends)
         return
     yield at("before", before)
-    if fault == "leave":
-        return
     if only_looks and (fault != "cut" or call.name in INSTANT):
         return
     if stores:
@@ -186,3 +186,29 @@ def pairs_of(reports: Iterable[Report]) -> list[Case]:
 def frozen_of(calls: Iterable[Call]) -> list[Point]:
     """Return every boundary at which a process may be stopped and come back late."""
     return [place.point for place in places_of(calls, ("freeze",)) if place.point.phase != "late"]
+
+
+def frozen_cases(reports: Iterable[Report], whole: Container[str], seed: int) -> list[Case]:
+    """Return every boundary of the fault-free runs of *whole*, and of the others each kind that those do not have.
+
+    A kind is a port's method, what it did in terms of the table of moves, and the phase; *seed* chooses where.
+    """
+    found: list[Case] = []
+    kinds: set[tuple[object, ...]] = set()
+    others: list[tuple[tuple[object, ...], Case]] = []
+    for report in reports:
+        for call in report.calls:
+            for point in frozen_of([call]):
+                kind: tuple[object, ...] = (call.name, call.moves, point.phase)
+                case: Case = (report.scenario, (point,))
+                if report.scenario in whole:
+                    kinds.add(kind)
+                    found.append(case)
+                else:
+                    others.append((kind, case))
+    random.Random(seed).shuffle(others)
+    for kind, case in others:
+        if kind not in kinds:
+            kinds.add(kind)
+            found.append(case)
+    return found

@@ -2,6 +2,7 @@
 
     make chaos                                         the whole series
     make chaos ARGS="--part ci"                        every scenario, every port method in every phase
+    make chaos ARGS="--part frozen"                    stopped and come back at every boundary of every scenario
     make chaos ARGS="--scenario approved --seconds 60" one scenario, no case begun after a minute
     make chaos ARGS="--seed 7 --only 'kill during WorkerStore.intend#1' --scenario approved"
 
@@ -38,7 +39,7 @@ from tests.chaos.places import (
     Case,
     Place,
     distinct,
-    frozen_of,
+    frozen_cases,
     kinds_of,
     kinds_tried,
     never_made,
@@ -117,11 +118,6 @@ def places_in(fault_free: list[Report]) -> list[tuple[str, Place]]:
     return [(r.scenario, place) for r in fault_free for place in places_of(r.calls, ("kill", "cut", "leave"))]
 
 
-def frozen_cases(fault_free: list[Report]) -> list[Case]:
-    """Return every boundary at which a process is stopped and comes back when its work was done by another."""
-    return [(r.scenario, (point,)) for r in fault_free if r.scenario in FROZEN for point in frozen_of(r.calls)]
-
-
 def tests_of(names: tuple[str, ...], **environment: str) -> tuple[int, list[str]]:
     """Run tests; return how many there were, and what was wrong."""
     with tempfile.NamedTemporaryFile(prefix="atlas-chaos-", suffix=".xml") as told:
@@ -186,7 +182,8 @@ def series_line(name: str, what: str, wrong: int) -> str:
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--scenario", action="append", choices=list(BY_NAME), help="only this one (may be repeated)")
-    parser.add_argument("--part", choices=["ci"], help="ci: every scenario, every method in every phase")
+    parser.add_argument("--part", choices=["ci", "frozen"], help="ci: every scenario, every method in every phase; "
+                        "frozen: every scenario, a process stopped and coming back at every boundary")  # fmt: skip
     parser.add_argument("--seconds", type=float, help="begin no case after this many seconds")
     parser.add_argument("--seed", type=int, default=1, help="order of the cases, and which of equal places is tried")
     parser.add_argument("--only", help="only points whose description contains this text")
@@ -226,8 +223,8 @@ def main() -> int:
         singles = distinct(places, asked.seed)
         if not asked.only and (lost := kinds_of(places) - kinds_tried(singles)):
             wrong.extend(f"never tried: {kind}" for kind in sorted(lost))
-        cases = part(singles, asked.seed) if asked.part else in_order(singles, asked.seed)
-        if asked.count:
+        cases = part(singles, asked.seed) if asked.part == "ci" else in_order(singles, asked.seed)
+        if asked.count or asked.part == "frozen":
             cases = []
         reports = played(cases, SINGLE)
         same = f"{len(places)} faults, of which {len(places) - len(singles)} are one with another"
@@ -237,13 +234,16 @@ def main() -> int:
             twice = played(pairs, TWICE)
             note("2 twice in a row", f"{len(twice)} pairs of kills of {len(pairs)}", broken(twice))
             cases, reports = [*cases, *pairs], [*reports, *twice]
-        if not (asked.part or asked.count):
-            frozen = in_order(frozen_cases(fault_free), asked.seed)
+        if asked.part != "ci" and not asked.count:
+            whole_of = FROZEN if whole else BY_NAME
+            frozen = in_order(frozen_cases(fault_free, whole_of, asked.seed), asked.seed)
             frozen = [case for case in frozen if (asked.only or "") in str(case[1][0])]
             back = played(frozen)
-            note("3 come back late", f"{len(back)} cases of {len(frozen)}", broken(back))
+            late = sum(report.late_requests for report in back)
+            given_up = f"{late} requests of writes that were given up meanwhile"
+            note("3 come back late", f"{len(back)} cases of {len(frozen)}; {given_up}", broken(back))
             cases, reports = [*cases, *frozen], [*reports, *back]
-        if not (asked.scenario or asked.count):
+        if not (asked.scenario or asked.count or asked.part == "frozen"):
             crowds: list[Case] = [(crowd.name, ()) for crowd in CROWDS]
             crowded = played(crowds)
             note("5 bystanders", f"{len(crowded)} crowds of {NEIGHBOURS} runs beside one that kills", broken(crowded))

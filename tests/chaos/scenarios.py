@@ -269,6 +269,7 @@ async def _slack_trouble(t: Theatre) -> None:
 
 async def _retention(t: Theatre) -> None:
     await t.say(ASK)
+    await t.thaw()  # who stands still for longer than everything is kept would find no trace of a stored event
     t.pass_time(40 * 86_400)
     await t.do("retention")
 
@@ -483,8 +484,8 @@ PAIRED = (
     "a person says it did not", "budget", "message while running", "stop in doubt",
     "long, approved", "long, two writes",
 )  # fmt: skip
-# Those in which a process is stopped and comes back: their targets honour keys, so that the one request that was in
-# flight may be sent again.
+# Those in which a process is stopped and comes back at every boundary also within the hour; of the others it is each
+# kind of boundary that these do not have.
 FROZEN = (
     "write without approval", "approved", "again with its key", "read", "declined", "two votes", "unreachable",
     "follow-up", "supersede", "edit", "long, approved",

@@ -2,7 +2,8 @@
 
 Decides: what really happened, independent of what Atlas believes. Does not: know of runs. It is an SQLite file, so an
 effect survives the process that asked for it, and one that is "on its way" arrives at its time. The failure it can
-cause: a target that forgives doubles would hide them; so one kind of tool honours keys and the other does each request.
+cause: a target that forgives doubles would hide them; so one kind of tool honours keys and the other does each request,
+but where a process comes back late: nothing but its target can tell a request that was in flight all the while.
 """
 
 import json
@@ -77,11 +78,15 @@ class Target:
         self._take_effect(key, tool, once=once)
         return f"{tool}-{self._db.execute('select min(id) from effects where key = ?', (key,)).fetchone()[0]}"
 
+    def honour_keys(self) -> None:
+        """Never do a request again under its key, of whatever tool."""
+        self.let("honours keys", "1")
+
     def _take_effect(self, key: str, tool: str, *, once: bool) -> None:
         self._db.execute(
             "insert into effects (key, tool) select ?, ?"
             " where not (? and exists (select 1 from effects where key = ?))",
-            (key, tool, once, key),
+            (key, tool, once or self.fact("honours keys") != "", key),
         )
 
     def send(self, key: str, tool: str, at: float, *, once: bool) -> None:

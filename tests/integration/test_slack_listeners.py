@@ -372,8 +372,11 @@ async def test_each_command_answers_privately(on: Stage) -> None:
     assert "no run of yours to stop" in await say(on, VERA, f"stop {fence.run_id}")
     assert await status(on, suspension_id) is SuspensionStatus.OPEN
     assert "is stopped" in await say(on, RITA, "stop")
-    assert "Nothing was continued" in await say(on, VERA, f"continue {fence.run_id}")
+    refused = "Nothing was continued: "
+    assert f"{refused}no run of yours is called “{fence.run_id}”" in await say(on, VERA, f"continue {fence.run_id}")
+    assert f"{refused}no run of yours is called “k7d2m9qa”" in await say(on, RITA, "continue k7d2m9qa")
     assert "goes on" in await say(on, RITA, "continue")
+    assert f"{refused}run {fence.run_id} goes on already" in await say(on, RITA, f"continue {fence.run_id}")
     assert "x" * 90 in await say(on, RITA, "x" * 3_900)
 
 

@@ -191,5 +191,6 @@ def test_small_amounts_are_never_shown_as_free() -> None:
 def test_a_refused_continue_says_the_one_reason_that_applies(state: RunState, says: str) -> None:
     run = replace(RUN, state=state)
     assert says in texts.not_continued_words(run, RUN.owner.user_id)
+    assert "button" not in texts.not_continued_words(run, RUN.owner.user_id, by_button=False)
     for stranger in (texts.not_continued_words(run, "U0SOMEONE"), texts.not_continued_words(None, "U0SOMEONE")):
         assert stranger == "Nothing was continued: only the person who asked can continue this run."
