@@ -149,7 +149,9 @@ async def test_continue_in_the_thread_and_by_command(shop: Stack) -> None:
     run = await shop.until(thread, "budget_steps")
     await shop.halt_card(thread)
     theirs = await shop.command(f"continue {run['id']}", by=VERA)
-    assert theirs == await shop.command(f"continue {run['id'][::-1]}", by=VERA), "it looks like one that is not there"
+    nobodys = run["id"][::-1]
+    like_none = (await shop.command(f"continue {nobodys}", by=VERA)).replace(nobodys, run["id"])
+    assert theirs == like_none, "it looks like one that is not there"
     await shop.reply(thread, "@Atlas continue", by=VERA)
     await shop.said(thread, "No stopped run of yours is there to continue")
     assert (await shop.run(thread))["continuations"] == 0
