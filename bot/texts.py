@@ -61,7 +61,6 @@ BUTTON_UNREADABLE = (
     "This button carries nothing that Atlas knows, so nothing was done. Use the newest card of the thread."
 )
 NOTHING_TO_CONTINUE = "No stopped run of yours is there to continue. /atlas runs lists your runs."
-NOT_CONTINUED = "Nothing was continued. /atlas runs lists your runs."
 LOST_SIGHT = "Atlas lost sight of this action and could not find out whether it happened."
 COULD_NOT_BE_CHECKED = (
     "Something could not be checked after the earlier approval, so nothing was done. "
@@ -525,8 +524,9 @@ def not_continued_words(run: Run | None, user_id: str, *, by_button: bool = True
         case RunState.RUNNING | RunState.SUSPENDED:
             return f"Nothing was continued: run {run.id} goes on already. /atlas show {run.id} says what it does."
         case RunState.HALTED:
-            earlier = ", or this button is of an earlier stop" if by_button else ""
-            return f"Nothing was continued: a newer message took over{earlier}. Use the newest card of the thread."
+            # It may have stopped anew since it was refused.
+            earlier = "this button is of an earlier stop" if by_button else "it went on and stopped anew just now"
+            return f"Nothing was continued: a newer message took over, or {earlier}. Use the newest card of the thread."
         case _:
             return f"Nothing was continued: run {run.id} has ended. Mention Atlas in the thread to ask for more."
 

@@ -48,7 +48,6 @@ def register(app: AsyncApp, service: Service) -> None:
 async def _move(args: AsyncArgs, service: Service, command: Command) -> None:
     actor = service.actor(args.body, Via.COMMAND)
     run_id = command.argument or None
-    answer: str | None
     async with service.committing():
         if command.name == "stop":
             answer = texts.stopped_words(await service.engine.stop_run(actor, run_id))
@@ -56,22 +55,16 @@ async def _move(args: AsyncArgs, service: Service, command: Command) -> None:
             continued = await service.engine.continue_run(actor, run_id)
             if continued.run is not None:
                 answer = texts.continued_words(continued.run)
+            elif run_id is None:
+                answer = texts.NOTHING_TO_CONTINUE
             else:
-                answer = None if run_id else texts.NOTHING_TO_CONTINUE
-    if answer is not None:
-        await args.ack(text=answer, response_type="ephemeral")
-    else:
-        await args.ack()
+                answer = await _why_not_continued(service, actor, run_id)
+    await args.ack(text=answer, response_type="ephemeral")
     service.moved()
-    if answer is None and run_id is not None:
-        await whisper(args, (await _why_not_continued(service, actor, run_id),))
 
 
 async def _why_not_continued(service: Service, actor: Actor, run_id: str) -> str:
-    try:
-        view = await service.engine.show(actor, run_id)
-    except StoreUnavailable:
-        return texts.NOT_CONTINUED
+    view = await service.engine.show(actor, run_id)
     if view is None:
         return texts.no_run_to_continue(run_id)
     return texts.not_continued_words(view.run, actor.user_id, by_button=False)

@@ -217,7 +217,9 @@ class Life:
 
     async def _shorten_patience(self) -> None:
         """Have every session of this process called as those of Atlas are, and a stopped one be borne for less long."""
-        assert database._SESSION[PATIENCE] in (BORNE, f"{STALLED_S:g}s"), database._SESSION[PATIENCE]
+        async with self.pool.acquire() as connection:
+            borne = await connection.fetchval(f"show {PATIENCE}")
+        assert borne in (BORNE, f"{STALLED_S:g}s"), f"{PATIENCE} is {borne}"
         database._SESSION[PATIENCE] = f"{STALLED_S:g}s"  # those that are opened later
         await self._tell_sessions(f"set application_name = 'atlas'; set {PATIENCE} = '{STALLED_S:g}s'")
 

@@ -11,8 +11,8 @@ so none is; and two places taken for one would leave one untried, so these alone
   is not believed: a run of each scenario does those calls on connections on which PostgreSQL refuses every write.
 - *Cut connections* are seen by the next call that uses one. "Before" the calls between two uses of the database (a
   tool's, the model's, Slack's) is before the second use.
-- *A shutdown* that begins in a call that only looks comes to the same end as one that begins in the next such call, or
-  in the call that acts before or after them, by which of these the process asks again whether it is to leave.
+- *A shutdown* that begins in a call that only looks is taken for one that begins in the next such call: the process
+  asks again whether it is to leave either between them, as after the call that acts before, or in the one after them.
 
 Of places that are one, the one is tried whose method and phase were tried least so far.
 """

@@ -59,6 +59,7 @@ class Target:
         self._db.executescript("""
             create table if not exists effects (id integer primary key, key text not null, tool text not null);
             create table if not exists requests (id integer primary key, key text not null);
+            create table if not exists begun (key text not null, pid int not null);
             create table if not exists coming (key text not null, tool text not null, once int, at real not null);
             create table if not exists bills (id integer primary key, usd text not null);
             create table if not exists facts (name text primary key, value text not null);
@@ -114,6 +115,22 @@ class Target:
         """Return (key, tool) of everything that was ever done, what is on its way included."""
         self._arrive(float("inf"))
         return [(key, tool) for key, tool in self._db.execute("select key, tool from effects order by id")]
+
+    def begin(self, key: str) -> None:
+        """Note that this process executes a write under *key*."""
+        self._db.execute("insert into begun (key, pid) values (?, ?)", (key, os.getpid()))
+
+    def end(self, key: str) -> None:
+        """Note that it does not any more."""
+        self._db.execute("delete from begun where key = ? and pid = ?", (key, os.getpid()))
+
+    def begun(self, pid: int) -> set[str]:
+        """Return the keys of the writes that the process *pid* executes."""
+        return {key for (key,) in self._db.execute("select key from begun where pid = ?", (pid,))}
+
+    def requested(self) -> list[str]:
+        """Return the key of each request, oldest first."""
+        return [key for (key,) in self._db.execute("select key from requests order by id")]
 
     def requests(self) -> int:
         """Return how often the target was asked to do something."""
@@ -215,7 +232,13 @@ class Acting(Tool[Errand]):
         return await self.stage.track("Tool.guard", answer)
 
     async def execute(self, args: Errand, ctx: ToolContext) -> Any:
-        return await self.stage.track("Tool.execute", lambda: self._execute(args, ctx))
+        if not self.writes:
+            return await self.stage.track("Tool.execute", lambda: self._execute(args, ctx))
+        self.target.begin(ctx.idempotency_key)
+        try:
+            return await self.stage.track("Tool.execute", lambda: self._execute(args, ctx))
+        finally:
+            self.target.end(ctx.idempotency_key)
 
     async def _execute(self, args: Errand, ctx: ToolContext) -> Any:
         late = self.stage.late

@@ -7,6 +7,7 @@ real people do not give would hide a run that hangs; so everything here is a cli
 
 import asyncio
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -356,6 +357,7 @@ class Theatre:
         pool = self.house.pool
         for process in self.frozen:
             before, said, done = await everything(pool), self._posts(), len(self.target.effects())
+            asked, in_flight = len(self.target.requested()), self.target.begun(process.pid)
             os.kill(process.pid, signal.SIGCONT)
             if await process.heard() is not None:
                 process.end()
@@ -365,7 +367,10 @@ class Theatre:
             for table, rows in before.items():
                 if changed := [row for row in after[table] if row not in rows]:
                     self.report.wrong.append(f"what came back changed {table}: {changed}")
-            self._judge_late_posts(said, self._posts()[len(said) :])
+            await self._judge_late_posts(said, self._posts()[len(said) :])
+            late = self.target.requested()[asked:]
+            if len(late) > 1 or not set(late) <= in_flight:
+                self.report.wrong.append(f"what came back requested {late}, while {in_flight} was in flight")
             await self._judge_late_request(self.target.effects()[done:])
         self.frozen = []
 
@@ -378,24 +383,26 @@ class Theatre:
             return
         (key, _), *more = done
         action = await self.house.pool.fetchrow("select * from actions where idempotency_key = $1", key)
-        if more or action is None or action["state"] != "failed" or "Tool.execute" not in self._under_way():
+        if more or action is None or action["state"] != "failed":
             self.report.wrong.append(f"what came back had effects of its own: {done}")
             return
         self.report.late_requests += 1
         call = (action["run_id"], action["call_seq"], action["call_position"])
         self.requested_late = f"{call}: an effect, but its action says failed"
 
-    def _under_way(self) -> set[str]:
-        """Return what was called and had not come back when the process was stopped."""
-        open_: set[tuple[str, int]] = set()
-        for line in read_log(self.setting.log):
-            if line["kind"] == "fired":
-                break
-            if line["kind"] in ("enter", "leave"):
-                (open_.add if line["kind"] == "enter" else open_.discard)((line["name"], line["number"]))
-        return {name for name, _ in open_}
+    async def _judge_alert(self, ts: str, given: dict[str, Any]) -> None:
+        """Let an alert that was edited late look as it does when it is sent anew."""
+        await self.house.pool.execute("update outbox set version = version + 1 where message_ts = $1", ts)
+        await self.settle()
+        anew = [
+            r["args"] for r in self.slack.journal.records if r["kind"] == "request" and r["method"] == "chat.update"
+        ]
+        stands = next(request for request in reversed(anew) if request["ts"] == ts)
+        anyway = [_VERSION.sub("", _look(request)) for request in (stands, given)]
+        if anyway[0] != anyway[1]:
+            self.report.wrong.append(f"what came back left an alert as {_look(given)}, not {_look(stands)}")
 
-    def _judge_late_posts(self, said: list[dict[str, Any]], posted: list[dict[str, Any]]) -> None:
+    async def _judge_late_posts(self, said: list[dict[str, Any]], posted: list[dict[str, Any]]) -> None:
         """Let no more come than the request to Slack that was in flight, and what puts it right again.
 
         Slack knows no keys: that one request arrives late. An edit that came over a newer one is followed by what
@@ -411,8 +418,10 @@ class Theatre:
                 posted = [given for given in posted if _look(given) != stood or given["ts"] != in_flight["ts"]]
         # An edit whose lease was lost is followed by what is wanted now (see below). Of an alert, which tells its run's
         # last steps, that may be more than what stood.
-        shown = {_look(given) for given in said}
-        posted = [g for g in posted if g["channel"] != ALERTS or "ts" not in g or _look(g) in shown]
+        alerts = {given["ts"]: given for given in posted if given["channel"] == ALERTS and "ts" in given}
+        for ts, given in alerts.items():
+            await self._judge_alert(ts, given)
+        posted = [given for given in posted if given not in alerts.values()]
         if posted:
             self.report.wrong.append(f"what came back posted: {posted}")
 
@@ -478,6 +487,10 @@ class Theatre:
         if self.target.billed() > spent and not self.scenario.forgets:
             wrong.append(f"the provider billed {self.target.billed()}, the runs know of {spent}")
         report.wrong += wrong
+
+
+# Block ids carry the version of what they show.
+_VERSION = re.compile(r"'block_id': 'v\d+")
 
 
 def _look(given: dict[str, Any]) -> str:
